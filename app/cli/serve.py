@@ -1,0 +1,134 @@
+"""Run the server: one process or several, with or without a PostgreSQL of our own."""
+
+import asyncio
+import os
+import signal
+import socket
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import structlog
+import typer
+import uvicorn
+from uvicorn.supervisors import Multiprocess
+
+from app.database.migrations import WrongRevision, upgrade
+from app.settings import Settings
+from app.telemetry import logging
+
+log = structlog.get_logger(__name__)
+
+_APP = "app.cli.serve:served_app"
+_NO_MAINTENANCE = "TOWPATH_NO_MAINTENANCE"
+
+
+def served_app() -> object:
+    """The application of one server process; what the command line chose comes through the environment."""
+    from app.main import create_app
+
+    return create_app(maintenance=_NO_MAINTENANCE not in os.environ)
+
+
+class DrainingServer(uvicorn.Server):
+    """Answers the waiting polls before it waits for them, or a stop would take as long as the longest poll."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop taking connections, drain, let what is on its way come to its end."""
+        runtime = self.lifespan.state.get("runtime")
+        if runtime is not None:
+            runtime.drain()
+        await super().shutdown(sockets)
+
+
+def serve(*, host: str, port: int, workers: int, embedded: bool, maintenance: bool) -> None:
+    """Serve until told to stop. Exits with a message when the database is not for this version."""
+    settings = Settings()
+    logging.configure(json=settings.log_json)
+    with ExitStack() as stack:
+        if embedded:
+            from app.database.embedded import EmbeddedPostgres
+
+            server = stack.enter_context(EmbeddedPostgres.start(settings.data_directory.resolve() / "postgres"))
+            server.ensure_database("towpath")
+            os.environ["TOWPATH_DATABASE_URL"] = server.url()
+            settings = Settings()
+            upgrade(settings.database_url)
+        _check(settings)
+        if not maintenance:
+            os.environ[_NO_MAINTENANCE] = "1"
+        config = uvicorn.Config(
+            _APP,
+            factory=True,
+            host=host,
+            port=port,
+            workers=workers,
+            loop="uvloop",
+            http="httptools",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=10,
+            timeout_keep_alive=75,
+            backlog=4096,
+        )
+        listening = config.bind_socket()
+        _greet(host, listening.getsockname()[1], settings)
+        runner = DrainingServer(config)
+        if workers == 1:
+            runner.run(sockets=[listening])
+        else:
+            Multiprocess(config, target=runner.run, sockets=[listening]).run()
+
+
+def _check(settings: Settings) -> None:
+    from app.database.migrations import require_current_revision
+    from app.database.signing_keys import WrongSigningKey, claim_signing_keys
+
+    try:
+        require_current_revision(settings.database_url)
+        claim_signing_keys(settings)
+    except (WrongRevision, WrongSigningKey, ValueError) as error:
+        typer.echo(f"towpath: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _greet(host: str, port: int, settings: Settings) -> None:
+    base = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104
+    database = urlsplit(settings.database_url)
+    where = f"{database.hostname or 'local socket'}{database.path}"
+    typer.echo(
+        f"\n  Towpath   {base}\n  API docs  {base}/docs\n  Database  {where}\n"
+        f"  Data      {settings.data_directory.resolve()}\n\n  Try it:\n"
+        f"    curl --json '{{\"kind\": \"hello\", \"args\": {{\"name\": \"world\"}}}}' {base}/v1/jobs\n"
+        f"    curl --json '{{\"queues\": [\"default\"]}}' {base}/v1/claims\n"
+    )
+
+
+def maintain() -> None:
+    """Run the sweeps until told to stop."""
+    settings = Settings()
+    logging.configure(json=settings.log_json)
+    _check(settings)
+    asyncio.run(_sweep(settings))
+
+
+async def _sweep(settings: Settings) -> None:
+    from app.database.engine import conninfo
+    from app.database.notifications import Notifications, stopped
+    from app.maintenance.loop import Maintenance
+
+    maintenance = Maintenance(settings)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    def heard(payload: str) -> None:
+        if payload == "due":
+            maintenance.wake()
+
+    notifications = Notifications(conninfo(settings, "maintain"), heard, maintenance.wake)
+    listening = asyncio.create_task(notifications.run())
+    async with maintenance.running():
+        log.info("maintaining")
+        await stop.wait()
+    await stopped(listening)

@@ -1,0 +1,167 @@
+"""Group commit: requests of one kind that arrive while a flush is on its way share the next one.
+
+One flush is one transaction, so a hundred waiting requests cost one fsync. There is no timer: an idle service
+flushes a lone request at once. Every answer is given after the commit.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+import psycopg
+import structlog
+from psycopg import errors as pg
+from psycopg_pool import PoolTimeout
+
+from app.errors import Kind, Refusal, unavailable
+
+log = structlog.get_logger(__name__)
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+# Deadlock and serialization failures are the database's way to say: once more.
+_TRANSIENT = (pg.DeadlockDetected, pg.SerializationFailure)
+_DELAYS_WHEN_AWAY = (0.02, 0.2, 0.5, 1.0, 2.0)
+
+
+def is_away(error: BaseException) -> bool:
+    """The database or the connection is gone: nothing is wrong with what was sent."""
+    if isinstance(error, PoolTimeout | pg.AdminShutdown | pg.CrashShutdown | pg.CannotConnectNow):
+        return True
+    if isinstance(error, pg.TooManyConnections | pg.ReadOnlySqlTransaction | pg.DiskFull):
+        return True
+    # A failure of the connection itself has no SQLSTATE.
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and error.sqlstate is None
+
+
+class Batcher(Generic[Item, Answer]):
+    """Collects items and flushes them together.
+
+    `flush` takes a list of items and returns an answer for each, in order; an answer that is an exception is
+    raised for its item alone. It must be safe to repeat, since it runs again when its connection died and
+    nobody knows whether the commit came through. When it fails because of what it was given, the list is
+    halved until the bad item is alone, so that the others succeed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        flush: Callable[[list[Item]], Awaitable[Sequence[Answer | Exception]]],
+        *,
+        weigh: Callable[[Item], int] = lambda _: 0,
+        max_items: int = 1000,
+        max_weight: int = 8_388_608,
+        max_queued: int = 20_000,
+        deadline_seconds: float = 15.0,
+    ) -> None:
+        self.name = name
+        self._flush = flush
+        self._weigh = weigh
+        self._max_items = max_items
+        self._max_weight = max_weight
+        self._max_queued = max_queued
+        self._deadline_seconds = deadline_seconds
+        self._queue: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    async def submit(self, item: Item) -> Answer:
+        """The item's own answer, after the commit of the flush that carried it.
+
+        A caller that goes away leaves its item in place: what was asked for is done, as a repeat will tell.
+        Raises Refusal: overloaded, the database is away, or what the flush said of the item.
+        """
+        answer = (await self.submit_all([item]))[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def submit_all(self, items: Sequence[Item]) -> list[Answer | Exception]:
+        """An answer for each item, or the exception that `submit` would have raised for it."""
+        if len(self._queue) + len(items) > self._max_queued:
+            raise Refusal(
+                Kind.OVERLOADED, "too-many-requests", "Too many requests wait for the database.", retry_after_seconds=1
+            )
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[Answer]] = [loop.create_future() for _ in items]
+        self._queue.extend(zip(items, futures, strict=True))
+        if self._queue and self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"flush {self.name}")
+        answers: list[Answer | Exception] = []
+        try:
+            async with asyncio.timeout(self._deadline_seconds):
+                for future in futures:
+                    try:
+                        answers.append(await future)
+                    except Exception as error:
+                        answers.append(error)
+        except TimeoutError:
+            raise unavailable("The database is slow; whether the request took effect is not known. Repeat it.") from None
+        return answers
+
+    async def drained(self) -> None:
+        """Returns when all that was submitted has its answer."""
+        while self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        try:
+            while self._queue:
+                await self._answer(self._next())
+        finally:
+            self._task = None
+
+    def _next(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
+        taken: list[tuple[Item, asyncio.Future[Answer]]] = []
+        weight = 0
+        while self._queue and len(taken) < self._max_items:
+            weight += self._weigh(self._queue[0][0])
+            if taken and weight > self._max_weight:
+                break
+            taken.append(self._queue.popleft())
+        return taken
+
+    async def _answer(self, taken: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
+        try:
+            answers = await self._flushed([item for item, _ in taken])
+        except Exception as error:
+            if len(taken) > 1 and isinstance(error, psycopg.Error) and not is_away(error):
+                middle = len(taken) // 2
+                await self._answer(taken[:middle])
+                await self._answer(taken[middle:])
+                return
+            answers = [self._said(error)] * len(taken)
+        for (_, future), answer in zip(taken, answers, strict=True):
+            if future.done():
+                continue
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+    async def _flushed(self, items: list[Item]) -> Sequence[Answer | Exception]:
+        for delay in _DELAYS_WHEN_AWAY:
+            try:
+                return await self._flush(items)
+            except _TRANSIENT:
+                continue
+            except psycopg.Error as error:
+                if not is_away(error):
+                    raise
+                log.warning("flush repeated: the database is away", batch=self.name, items=len(items))
+                await asyncio.sleep(delay)
+        return await self._flush(items)
+
+    def _said(self, error: Exception) -> Exception:
+        match error:
+            case Refusal():
+                return error
+            case pg.LockNotAvailable() | pg.QueryCanceled():
+                return unavailable("Something else holds the job's row; nothing was changed.")
+            case pg.DataError() | pg.IntegrityError() | pg.ProgramLimitExceeded():
+                log.warning("value refused by the database", batch=self.name, sqlstate=error.sqlstate)
+                return Refusal(Kind.INVALID, "invalid-field", "PostgreSQL can't hold a value of this request.")
+            case psycopg.Error() if is_away(error):
+                return unavailable("The database is away; whether the request took effect is not known. Repeat it.")
+        return error

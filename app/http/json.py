@@ -1,0 +1,134 @@
+"""JSON at the door: what PostgreSQL, or another reader, could not hold is refused before anything happens.
+
+Stored values pass through as the bytes that came (`msgspec.Raw`), so integers beyond 2^53 and long decimals
+come back equal. The price is that nobody parses them: this module looks at the bytes instead, and parses only
+a text that could be out of bounds.
+
+Limits: depth 64; numbers within a double's range (no overflow, no underflow to zero); integers of at most
+1,000 digits; no NUL character, no lone surrogate, no NaN or Infinity.
+"""
+
+import json
+import math
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from app.errors import FieldError, Kind, Refusal, invalid
+
+MAX_DEPTH = 64
+MAX_DIGITS = 1000
+# A body wraps its values in a few levels of its own; beyond this the parser itself would give up.
+_MAX_BODY_DEPTH = MAX_DEPTH + 8
+
+T = TypeVar("T")
+
+_SUSPECT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])|[0-9][eE]|[0-9]{300}")
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_PATH_STEP = re.compile(r"\.([^.\[]+)|\[([^\]]*)\]")
+
+encode = msgspec.json.Encoder(decimal_format="number").encode
+
+
+def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+    """The body as the decoder's type, or a refusal: 400 when it is no JSON, 422 with a pointer otherwise."""
+    check(body, _MAX_BODY_DEPTH)
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid(_located(str(error))) from None
+    except msgspec.DecodeError as error:
+        raise Refusal(Kind.MALFORMED, "malformed-json", f"The body is not JSON: {error}.") from None
+
+
+def check(value: bytes | msgspec.Raw, max_depth: int = MAX_DEPTH, pointer: str = "") -> None:
+    """Refuse what could not be stored or given back equal; `pointer` names the field in the refusal."""
+    raw = bytes(value)
+    if not raw.isascii():
+        try:
+            raw.decode()
+        except UnicodeDecodeError as error:
+            raise Refusal(Kind.MALFORMED, "malformed-json", f"The body is not UTF-8: {error.reason}.") from None
+    if raw.count(b"[") + raw.count(b"{") > max_depth and _depth(raw) > max_depth:
+        raise invalid(FieldError(pointer, f"is nested deeper than {MAX_DEPTH}"))
+    if _SUSPECT.search(raw):
+        try:
+            parsed = json.loads(raw, parse_int=_whole, parse_float=_decimal, parse_constant=_constant)
+        except json.JSONDecodeError:
+            return  # the typed decoder says it better
+        _check_values(parsed, pointer)
+
+
+def _depth(raw: bytes) -> int:
+    depth = deepest = 0
+    for token in _STRUCTURE.finditer(raw):
+        match token[0]:
+            case b"[" | b"{":
+                depth += 1
+                deepest = max(deepest, depth)
+            case b"]" | b"}":
+                depth -= 1
+    return deepest
+
+
+class _Unstorable:
+    """Stands in the parsed tree for what can't be stored, so that the walk can say where it is."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def _whole(digits: str) -> "_Unstorable | None":
+    if len(digits) > MAX_DIGITS:
+        return _Unstorable(f"is an integer of more than {MAX_DIGITS} digits")
+    return None
+
+
+def _decimal(literal: str) -> "_Unstorable | None":
+    value = float(literal)
+    if math.isinf(value):
+        return _Unstorable("is a number beyond a double's range")
+    if value == 0 and re.search("[1-9]", re.split("[eE]", literal)[0]):
+        return _Unstorable("is a number below a double's range")
+    if len(literal) > MAX_DIGITS:
+        return _Unstorable(f"is a number of more than {MAX_DIGITS} digits")
+    return None
+
+
+def _constant(name: str) -> _Unstorable:
+    return _Unstorable(f"is {name}, which is no JSON")
+
+
+def _check_values(value: Any, pointer: str) -> None:
+    match value:
+        case _Unstorable():
+            raise invalid(FieldError(pointer, value.reason))
+        case str():
+            if "\0" in value:
+                raise invalid(FieldError(pointer, "has a NUL character (\\u0000), which can't be stored"))
+            if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+                raise invalid(FieldError(pointer, "has a lone surrogate, which is no Unicode text"))
+        case dict():
+            for key, item in value.items():
+                _check_values(key, pointer)
+                _check_values(item, f"{pointer}/{_escaped(key)}")
+        case list():
+            for index, item in enumerate(value):
+                _check_values(item, f"{pointer}/{index}")
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def _located(message: str) -> FieldError:
+    """msgspec's "… - at `$.jobs[3].kind`" as a JSON pointer and a sentence."""
+    text, _, path = message.partition(" - at `$")
+    steps = (match[1] or match[2] for match in _PATH_STEP.finditer(path.rstrip("`")))
+    pointer = "".join("/" + _escaped(step) for step in steps)
+    unknown = re.match("Object (?:contains unknown|missing required) field `(.*)`", text)
+    if unknown:
+        pointer += "/" + _escaped(unknown[1])
+        return FieldError(pointer, "is required" if "missing" in text else "is not a field that is known here")
+    return FieldError(pointer, text[0].lower() + text[1:])

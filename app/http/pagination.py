@@ -1,0 +1,30 @@
+"""Keyset cursors: where a list goes on, opaque to callers. A page costs the same however deep it is."""
+
+import base64
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Query
+
+from app.errors import FieldError, invalid
+
+PageLimit = Annotated[int, Query(ge=1, le=200, description="Items per page.")]
+PageCursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before.")]
+
+Key = TypeVar("Key")
+
+
+class Cursor:
+    """The last key of a page, as text that callers pass back."""
+
+    @staticmethod
+    def write(key: Any) -> str:
+        """A cursor that goes on after this key."""
+        return base64.urlsafe_b64encode(str(key).encode()).rstrip(b"=").decode()
+
+    @staticmethod
+    def read(cursor: str, key_type: "type[Key]") -> Key:
+        """The key in a cursor. Raises Refusal when it is not one of ours."""
+        try:
+            return key_type(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode())  # type: ignore[call-arg]
+        except (ValueError, OverflowError):
+            raise invalid(FieldError("cursor", "is not a cursor of this list")) from None

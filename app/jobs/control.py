@@ -1,0 +1,118 @@
+"""What producers and operators do to a job: change it while it is pending, cancel, redrive."""
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from msgspec import UNSET
+from psycopg.rows import namedtuple_row
+
+from app.database.engine import Database
+from app.errors import FieldError, Kind, Refusal, invalid, unknown_job
+from app.jobs.schemas import Controlled, JobChanges
+from app.jobs.transition import Item, Question, apply, diagnose, lock_jobs
+from app.lifecycle import CANCEL, PENDING, POSTPONE, REDRIVE, State, Step
+
+# `claim_order` moves with the due time and the priority; what aging made of one level is read off the row
+# where it can be, so that a later edit of the queue does not change a job's place by surprise.
+_CHANGE = """UPDATE towpath.jobs AS j SET
+    max_attempts = coalesce(%(max_attempts)s, j.max_attempts),
+    priority = coalesce(%(priority)s, j.priority),
+    run_at = coalesce(greatest(now(), %(run_at)s), j.run_at),
+    claim_order = coalesce(greatest(now(), %(run_at)s), j.run_at)
+        + (coalesce(%(priority)s, j.priority) - 1) * coalesce((SELECT coalesce(q.aging_seconds * interval '1 s',
+            interval '36500 days') FROM towpath.queues AS q WHERE q.name = j.queue), interval '600 s')
+WHERE j.id = %(id)s AND (j.state || '') = ANY(%(pending)s) AND j.attempt <= coalesce(%(max_attempts)s, j.max_attempts)
+RETURNING j.state, j.queue, j.run_at > now() AS later"""
+_NOTIFY = "SELECT pg_notify('towpath', %s)"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An operator's step for one job, on its way to the database."""
+
+    step: Step
+    job_id: UUID
+    reason: str = ""
+
+
+async def control(database: Database, orders: list[Order]) -> list[Controlled | Exception]:
+    """Cancel and redrive, many in one commit; each one's own answer."""
+    answers: dict[int, Controlled | Exception] = {}
+    async with database.transaction() as connection:
+        await lock_jobs(connection, [str(order.job_id) for order in orders])
+        for step in {order.step.name: order.step for order in orders}.values():
+            items = [
+                Item(n=n, id=str(order.job_id), reason=order.reason)
+                for n, order in enumerate(orders)
+                if order.step is step
+            ]
+            for moved in await apply(connection, step, items):
+                answers[moved.n] = Controlled(
+                    id=moved.id, state=moved.state, attempt=moved.attempt, already_applied=False
+                )
+        missed = [
+            Question(n=n, id=str(order.job_id), step=order.step.name)
+            for n, order in enumerate(orders)
+            if n not in answers
+        ]
+        if missed:
+            for n, found in (await diagnose(connection, missed)).items():
+                answers[n] = _unmoved(orders[n], found)
+    return [answers[n] for n in range(len(orders))]
+
+
+def _unmoved(order: Order, found: Any) -> Controlled | Exception:
+    if found.state is None:
+        return unknown_job(order.job_id)
+    cancelled_before = order.step is CANCEL and found.state == State.CANCELLED
+    # Redriven, and not claimed since: the step is in the history of the lease number that the job still has.
+    redriven_before = order.step is REDRIVE and found.state == State.AVAILABLE and found.redriven
+    if cancelled_before or redriven_before:
+        return Controlled(id=order.job_id, state=found.state, attempt=found.attempt, already_applied=True)
+    allowed = sorted(order.step.sources)
+    return Refusal(
+        Kind.CONFLICT,
+        "wrong-state",
+        f"A job that is {found.state} can't be given {order.step.name}.",
+        state=found.state,
+        attempt=found.attempt,
+        allowed_states=allowed,
+    )
+
+
+async def change(database: Database, job_id: UUID, changes: JobChanges) -> None:
+    """Change a pending job. Raises Refusal: unknown job, wrong state, more attempts used than it would have."""
+    priority, run_at, max_attempts = (
+        None if value is UNSET else value for value in (changes.priority, changes.run_at, changes.max_attempts)
+    )
+    parameters = {
+        "id": job_id,
+        "priority": priority,
+        "run_at": run_at,
+        "max_attempts": max_attempts,
+        "pending": sorted(PENDING),
+    }
+    async with database.transaction() as connection:
+        await lock_jobs(connection, [str(job_id)])
+        cursor = connection.cursor(row_factory=namedtuple_row)
+        changed: Any = await (await cursor.execute(_CHANGE, parameters)).fetchone()
+        if changed is None:
+            found = (await diagnose(connection, [Question(n=0, id=str(job_id))]))[0]
+            if found.state is None:
+                raise unknown_job(job_id)
+            if found.state in PENDING:
+                raise invalid(FieldError("/max_attempts", f"the job has used {found.attempt} attempts already"))
+            raise Refusal(
+                Kind.CONFLICT,
+                "wrong-state",
+                f"Only a pending job can be changed; this one is {found.state}.",
+                state=found.state,
+                allowed_states=sorted(PENDING),
+            )
+        if changed.state == State.AVAILABLE and changed.later:
+            await apply(connection, POSTPONE, [Item(n=0, id=str(job_id))])
+        elif changed.state == State.AVAILABLE:
+            await connection.execute(_NOTIFY, [f"available {changed.queue}"])
+        else:
+            await connection.execute(_NOTIFY, ["due"])

@@ -1,0 +1,276 @@
+"""Applies a lifecycle step to a set of jobs, in one guarded statement.
+
+Besides the claim (`work/claim.py`) and the insert (`towpath.insert_jobs`), nothing sets a job's state. The SQL
+is built once per step from the rule in `lifecycle.py`; `tests/jobs/test_transition_sql.py` keeps it readable.
+
+A statement takes `items`, a JSON array that names the jobs, and returns a row for each job that moved. A job
+that did not move is no error here: `diagnose` tells why.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, LiteralString, cast
+
+import msgspec
+from psycopg import AsyncConnection
+from psycopg.rows import namedtuple_row
+
+from app.errors import Kind, Refusal, unknown_job
+from app.lifecycle import (
+    CALLBACK_COMPLETE,
+    CALLBACK_RETRY,
+    CANCEL,
+    CANCEL_OWN,
+    COMPLETE,
+    ERRORS_KEPT,
+    EXPIRE,
+    FINAL,
+    LIVE,
+    PARK,
+    REDRIVE,
+    RETRY,
+    SNOOZE,
+    Attempt,
+    State,
+    Step,
+)
+
+HELD = frozenset({State.RUNNING, State.WAITING_EXTERNAL})
+
+ITEM_COLUMNS = (
+    "n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb,"
+    " error jsonb, reason text, wait_id uuid, attached boolean, payload jsonb, wait_name text"
+)
+
+
+class Item(msgspec.Struct, omit_defaults=True):
+    """One job of a set, and what its step needs to know. `n` comes back with the row that it moved."""
+
+    n: int
+    id: str
+    lease_number: int | None = None
+    delay_seconds: float | None = None
+    result: msgspec.Raw | None = None
+    error: msgspec.Raw | None = None
+    reason: str | None = None
+    wait_id: str | None = None
+    attached: bool | None = None
+    payload: msgspec.Raw | None = None
+    wait_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A job after its step."""
+
+    n: int
+    id: Any
+    queue: str
+    state: str
+    attempt: int
+    run_at: Any
+    lease_number: int
+    lease_expires_at: Any
+
+
+@cache
+def statement(step: Step, picked: str | None = None) -> LiteralString:
+    """The SQL of a step: for given items, or for what `picked` (a SELECT of id) finds and locks."""
+    items = picked or f"SELECT * FROM jsonb_to_recordset(%(items)s) AS given({ITEM_COLUMNS})"
+    # `state || ''` keeps the planner from reading a partial index, full of dead entries under a held
+    # snapshot, where the primary key is what it was given.
+    sources = ", ".join(f"'{source}'" for source in sorted(step.sources))
+    guard = f"j.id = i.id AND (j.state || '') IN ({sources})"
+    if step.leased:
+        guard += " AND j.lease_number = i.lease_number"
+    assignments = ",\n        ".join(f"{column} = {value}" for column, value in _assignments(step).items())
+    hint = ""
+    if step.targets & {State.AVAILABLE}:
+        hint = ", pg_notify('towpath', 'available ' || moved.queue)"
+    elif step.targets & {State.RETRYABLE, State.SCHEDULED}:
+        hint = ", CASE WHEN moved.state <> 'failed' THEN pg_notify('towpath', 'due')::text END"
+    given_back = " + 1" if step.attempt is Attempt.GIVE_BACK else ""
+    logged = (
+        f""", logged AS (
+    INSERT INTO towpath.job_events (job_id, step, state, attempt, lease_number, worker, details)
+    SELECT id, '{step.name}', state, attempt{given_back}, lease_number, worker, {_details(step)} FROM moved
+)"""
+        if step is not COMPLETE and step.name != "promote"
+        else ""
+    )
+    sql = f"""WITH picked AS MATERIALIZED (
+    {items}
+), moved AS (
+    UPDATE towpath.jobs AS j SET
+        {assignments}
+    FROM picked AS i
+    WHERE {guard}
+    RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
+        j.cancel_reason, {"NULL::integer AS n, NULL::text AS wait_name" if picked else "i.n, i.wait_name"}
+){logged}
+SELECT moved.n, moved.id, moved.queue, moved.state, moved.attempt, moved.run_at, moved.lease_number,
+    moved.lease_expires_at{hint} FROM moved"""
+    # Nothing in the text comes from a caller: it is built of this module's and the lifecycle's constants.
+    return cast("LiteralString", sql)
+
+
+def _assignments(step: Step) -> dict[str, str]:
+    exhausted = "j.attempt >= j.max_attempts"
+    sets = {"state": f"'{step.target}'"}
+    failed = "true" if step.target is State.FAILED else "false"
+    if step.exhausted:
+        sets["state"] = f"CASE WHEN {exhausted} THEN '{step.exhausted}' ELSE '{step.target}' END"
+        failed = exhausted
+    match step.attempt:
+        case Attempt.GIVE_BACK:
+            sets["attempt"] = "j.attempt - 1"
+        case Attempt.RESET:
+            sets["attempt"] = "0"
+    if step.sources & HELD:
+        sets["settled_as"] = f"'{step.name}'"
+        if step.target not in HELD:
+            sets |= {"lease_expires_at": "NULL", "deadline_at": "NULL"}
+        if State.WAITING_EXTERNAL in step.sources:
+            sets["waiting_on"] = "NULL"
+    if step.target in FINAL:
+        sets["finished_at"] = "now()"
+    elif step.exhausted:
+        sets["finished_at"] = f"CASE WHEN {exhausted} THEN now() END"
+    if failed != "false":
+        reason = step.error if step.error != "worker" else "attempts_exhausted" if step.exhausted else "failed"
+        sets["dead_letter_reason"] = (
+            f"CASE WHEN {failed} AND (SELECT q.keep_dead_letters FROM towpath.queues AS q WHERE q.name = j.queue)"
+            f" IS NOT false THEN '{reason}' END"
+        )
+    if step.error:
+        sets |= {"errors_total": "j.errors_total + 1", "errors": _errors(step.error)}
+    sets |= _due(step)
+    if step is COMPLETE:
+        sets["result"] = "i.result"
+    elif step is CALLBACK_COMPLETE:
+        sets["result"] = "i.payload"
+    elif step is SNOOZE:
+        sets["snoozes"] = "j.snoozes + 1"
+    elif step in (CANCEL, CANCEL_OWN):
+        sets["cancel_reason"] = "i.reason"
+    elif step is EXPIRE:
+        sets["cancel_reason"] = "'expired'"
+    elif step is PARK:
+        sets |= {
+            "waiting_on": "i.wait_id",
+            "lease_expires_at": "CASE WHEN i.attached THEN j.lease_expires_at END",
+            "deadline_at": "NULL",
+        }
+    elif step is REDRIVE:
+        sets |= {"finished_at": "NULL", "dead_letter_reason": "NULL", "cancel_reason": "NULL"}
+    if step.name == "callback_resume_attached":
+        sets |= {"settled_as": "NULL", "deadline_at": "now() + j.timeout_seconds * interval '1 s'"}
+    if step is CALLBACK_RETRY:
+        sets["callback_results"] = "NULL"
+    return sets
+
+
+def _due(step: Step) -> dict[str, str]:
+    """A new due time. `claim_order` keeps its distance, which is what priority and aging made of it."""
+    if step.target is State.RETRYABLE:
+        given = "i.delay_seconds" if step is RETRY else "NULL"
+        backoff = (
+            "towpath.backoff_seconds(coalesce(j.backoff, (SELECT q.backoff FROM towpath.queues AS q"
+            " WHERE q.name = j.queue)), j.attempt, j.id)"
+        )
+        due = f"now() + coalesce({given}, {backoff}) * interval '1 s'"
+    elif step is SNOOZE:
+        due = "now() + i.delay_seconds * interval '1 s'"
+    elif step in (REDRIVE, CALLBACK_RETRY):
+        due = "now()"
+    else:
+        return {}
+    return {"run_at": due, "claim_order": f"{due} + (j.claim_order - j.run_at)"}
+
+
+def _errors(kind: str) -> str:
+    facts = "'attempt', j.attempt, 'at', now(), 'worker', j.worker"
+    if kind == "worker":
+        entry = f"i.error || jsonb_build_object({facts})"
+    elif kind == "callback_failed":
+        entry = f"i.error || jsonb_build_object('kind', '{kind}', {facts})"
+    else:
+        entry = f"jsonb_build_object('kind', '{kind}', 'message', '{_SAID[kind]}', {facts})"
+    kept = (
+        f"CASE WHEN jsonb_array_length(j.errors) >= {ERRORS_KEPT} THEN j.errors - 0"
+        " ELSE coalesce(j.errors, '[]') END"
+    )
+    return f"{kept} || jsonb_build_array({entry})"
+
+
+_SAID = {
+    "lease_expired": "The worker stopped heartbeating.",
+    "deadline_exceeded": "The attempt ran longer than its time-out.",
+    "callback_timeout": "Nobody called back before the deadline of the wait.",
+}
+
+
+def _details(step: Step) -> str:
+    if step.target is State.CANCELLED:
+        return "jsonb_strip_nulls(jsonb_build_object('reason', cancel_reason))"
+    if State.WAITING_EXTERNAL in step.sources | step.targets and step.sources != LIVE:
+        return "jsonb_strip_nulls(jsonb_build_object('wait', wait_name))"
+    if step.target in {State.RETRYABLE, State.SCHEDULED}:
+        return "CASE WHEN state <> 'failed' THEN jsonb_build_object('run_at', run_at) END"
+    return "NULL::jsonb"
+
+
+async def apply(connection: AsyncConnection[Any], step: Step, items: list[Item]) -> list[Moved]:
+    """Run the step for the items, inside the caller's transaction; the jobs that moved come back."""
+    # In id order: two sets that share jobs then lock them in the same order.
+    items = sorted(items, key=lambda item: item.id)
+    cursor = await connection.execute(statement(step), {"items": msgspec.json.encode(items).decode()})
+    return [Moved(*row[:8]) for row in await cursor.fetchall()]
+
+
+_DIAGNOSE = f"""SELECT i.n, j.state, j.attempt, j.lease_number, j.settled_as, j.worker, j.finished_at, j.cancel_reason,
+    EXISTS (SELECT FROM towpath.job_events AS e
+            WHERE e.job_id = i.id AND e.lease_number = i.lease_number AND e.step = i.step) AS in_history,
+    EXISTS (SELECT FROM towpath.job_events AS e
+            WHERE e.job_id = j.id AND e.lease_number = j.lease_number AND e.step = 'redrive') AS redriven,
+    j.result IS NOT DISTINCT FROM i.result AS same_result,
+    j.lease_expires_at, now() AS now
+FROM jsonb_to_recordset(%(items)s) AS i({ITEM_COLUMNS}, step text)
+LEFT JOIN towpath.jobs AS j ON j.id = i.id"""
+
+
+class Question(Item):
+    """An item that did not move, with the step that it was to take."""
+
+    step: str = ""
+
+
+async def diagnose(connection: AsyncConnection[Any], questions: list[Question]) -> dict[int, Any]:
+    """One read that tells, per item, what the job is now (`state` is None when there is no such job)."""
+    cursor = connection.cursor(row_factory=namedtuple_row)
+    await cursor.execute(_DIAGNOSE, {"items": msgspec.json.encode(questions).decode()})
+    return {row.n: row for row in await cursor.fetchall()}
+
+
+def lease_lost(question: Question, found: Any) -> Refusal:
+    """Why a lease did not hold its job, with the facts that a worker needs to decide."""
+    if found.state is None:
+        return unknown_job(question.id)
+    facts = {"state": found.state, "attempt": found.attempt, "settled_as": found.settled_as}
+    if found.state == State.RUNNING:
+        facts["holder"] = found.worker
+    if found.cancel_reason is not None:
+        facts["cancel_reason"] = found.cancel_reason
+    return Refusal(
+        Kind.CONFLICT, "lease-lost", f"The lease does not hold the job any more: it is {found.state}.", **facts
+    )
+
+
+async def lock_jobs(connection: AsyncConnection[Any], ids: list[str]) -> None:
+    """Lock the jobs' rows until the transaction ends, in id order, so that two sets cannot deadlock.
+
+    The statements after it see what was committed before the lock was had: each has a snapshot of its own.
+    """
+    await connection.execute(
+        "SELECT FROM towpath.jobs WHERE id = ANY(%s::uuid[]) ORDER BY id FOR UPDATE", [sorted(ids)]
+    )

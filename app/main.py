@@ -1,0 +1,65 @@
+"""The whole edge on a page: routers, hot routes, middleware, error handlers, lifespan."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+from fastapi import FastAPI
+
+from app import __version__
+from app import runtime as running
+from app.callbacks.router import router as callbacks
+from app.database.migrations import require_current_revision
+from app.database.signing_keys import claim_signing_keys
+from app.dead_letters.router import router as dead_letters
+from app.http import openapi, problems
+from app.http.health import router as health
+from app.http.hot import HotRoutes
+from app.jobs.router import ROUTES as ENQUEUE_ROUTES
+from app.jobs.router import router as jobs
+from app.queues.router import router as queues
+from app.settings import Settings
+from app.telemetry import logging
+from app.work.router import ROUTES as WORK_ROUTES
+
+HOT_ROUTES = (*ENQUEUE_ROUTES, *WORK_ROUTES)
+
+
+def create_app(settings: Settings | None = None, *, maintenance: bool = True) -> FastAPI:
+    """The service. Nothing is opened until its lifespan starts.
+
+    Raises WrongRevision or WrongSigningKey at start-up when the database is not for this process.
+    """
+    settings = settings or Settings()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
+        logging.configure(json=settings.log_json)
+        require_current_revision(settings.database_url)
+        signer = claim_signing_keys(settings)
+        async with running.opened(settings, signer, maintenance=maintenance) as runtime:
+            structlog.get_logger(__name__).info("serving", version=__version__, maintenance=maintenance)
+            yield {
+                "runtime": runtime,
+                "jobs": runtime.jobs,
+                "work": runtime.work,
+                "callbacks": runtime.callbacks,
+                "max_body_bytes": settings.max_body_bytes,
+            }
+
+    app = FastAPI(
+        title="Towpath",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url="/docs",
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        generate_unique_id_function=lambda route: route.name,
+    )
+    for router in (jobs, callbacks, queues, dead_letters, health):
+        app.include_router(router)
+    problems.install(app)
+    app.add_middleware(HotRoutes, routes=HOT_ROUTES)
+    app.openapi = lambda: openapi.document(app, HOT_ROUTES)  # type: ignore[method-assign]
+    return app

@@ -1,0 +1,65 @@
+"""Keyed MACs for capability tokens (leases, callback URLs): unguessable, and nothing to store or look up.
+
+The first key signs; every key verifies, so that keys can be rotated without a moment when old tokens fail.
+A token carries a one-byte key id next to its MAC.
+"""
+
+import base64
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+_MAC_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """One secret; its fingerprint may be stored and shown, the secret may not."""
+
+    secret: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells keys apart without telling the key."""
+        return hashlib.sha256(b"towpath signing key" + self.secret).hexdigest()[:16]
+
+    @property
+    def id(self) -> int:
+        """One byte of the fingerprint: enough to pick among two live keys."""
+        return int(self.fingerprint[:2], 16)
+
+    def mac(self, purpose: bytes, message: bytes) -> bytes:
+        """A 128-bit MAC, bound to its purpose, so that a token of one kind is never one of another."""
+        return hmac.digest(self.secret, purpose + b"\0" + message, "sha256")[:_MAC_BYTES]
+
+
+class Signer:
+    """Makes and checks tokens: base64url of payload, key id and MAC. `context` is signed but not carried."""
+
+    def __init__(self, keys: tuple[SigningKey, ...]) -> None:
+        if not keys:
+            raise ValueError("at least one signing key is needed")
+        self.keys = keys
+        self._by_id = {key.id: key for key in reversed(keys)}
+
+    def token(self, purpose: bytes, payload: bytes, context: bytes = b"") -> str:
+        """A token for `payload` that only `opened` with the same purpose and context accepts."""
+        key = self.keys[0]
+        return _text(payload + bytes((key.id,)) + key.mac(purpose, payload + context))
+
+    def opened(self, purpose: bytes, token: str, context: bytes = b"") -> bytes | None:
+        """The payload of a genuine token, else None: forged, foreign, altered and malformed look the same."""
+        try:
+            raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+        except ValueError:
+            return None
+        payload, key_id, mac = raw[: -_MAC_BYTES - 1], raw[-_MAC_BYTES - 1 : -_MAC_BYTES], raw[-_MAC_BYTES:]
+        key = self._by_id.get(key_id[0]) if key_id else None
+        # Text of another spelling decodes to the same bytes; a token has one spelling.
+        if key is None or _text(raw) != token:
+            return None
+        return payload if hmac.compare_digest(mac, key.mac(purpose, payload + context)) else None
+
+
+def _text(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()

@@ -1,0 +1,135 @@
+"""The claim: take up to n available jobs of a queue and lease them, in one statement and one commit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, LiteralString, cast
+from uuid import UUID
+
+import msgspec
+from psycopg import AsyncConnection
+from psycopg.rows import class_row
+
+_COLUMNS = """j.id, j.queue, j.kind, j.priority, j.attempt, j.max_attempts, j.snoozes, j.lease_number, j.run_at,
+    j.created_at, j.lease_expires_at, j.deadline_at, j.lease_seconds, j.claim_id, j.tags, j.args::text,
+    j.metadata::text, j.progress::text, j.checkpoint::text, j.callback_results::text, (j.errors -> -1)::text AS last_error"""
+
+# `queue_open` locks the queue's row, so that a pause waits for the claims before it and every later claim
+# sees it: FOR SHARE reads the row again after waiting, which the statement's snapshot would not.
+# `picked` is materialized: as a plain sub-select it could be run again and take more than its limit.
+_CLAIM = f"""WITH queue_open AS MATERIALIZED (
+    SELECT q.lease_seconds, q.timeout_seconds FROM towpath.queues AS q
+    WHERE q.name = %(queue)s AND NOT q.paused FOR SHARE
+), picked AS MATERIALIZED (
+    SELECT id, claim_order FROM towpath.jobs
+    WHERE queue = %(queue)s AND state = 'available' {{kinds}} AND EXISTS (SELECT FROM queue_open)
+    ORDER BY claim_order, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+), dealt AS MATERIALIZED (
+    SELECT id, row_number() OVER (ORDER BY claim_order, id) AS place FROM picked
+), claimed AS (
+    UPDATE towpath.jobs AS j SET
+        state = 'running',
+        attempt = j.attempt + 1,
+        lease_number = j.lease_number + 1,
+        claimed_at = now(),
+        lease_seconds = coalesce(w.lease_seconds, o.lease_seconds),
+        lease_expires_at = now() + coalesce(w.lease_seconds, o.lease_seconds) * interval '1 s',
+        deadline_at = now() + coalesce(j.timeout_seconds, o.timeout_seconds) * interval '1 s',
+        timeout_seconds = coalesce(j.timeout_seconds, o.timeout_seconds),
+        claim_id = w.claim_id,
+        worker = w.worker,
+        settled_as = NULL
+    FROM dealt AS d
+    JOIN jsonb_to_recordset(%(waiters)s) AS w(first integer, last integer, claim_id uuid, worker text,
+        lease_seconds double precision) ON d.place BETWEEN w.first AND w.last
+    CROSS JOIN queue_open AS o
+    WHERE j.id = d.id
+    RETURNING {_COLUMNS}, d.place
+)
+SELECT (SELECT q.paused FROM towpath.queues AS q WHERE q.name = %(queue)s) AS paused, claimed.*
+FROM (SELECT 1) AS always LEFT JOIN claimed ON true ORDER BY claimed.place"""
+
+_HELD = f"""SELECT {_COLUMNS}, 0 AS place FROM towpath.jobs AS j
+WHERE j.queue = ANY(%(queues)s) AND j.claim_id = ANY(%(claim_ids)s::uuid[]) AND j.state = 'running'
+ORDER BY j.claim_order, j.id"""
+
+# A queue that only SQL producers have used has no row yet: they must not hold one locked until they commit.
+_ADOPT = """INSERT INTO towpath.queues (name)
+SELECT %(queue)s WHERE EXISTS (SELECT FROM towpath.jobs WHERE queue = %(queue)s AND state = 'available')
+ON CONFLICT DO NOTHING"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedJob:
+    """A job as its new owner gets it; values are stored JSON, as text."""
+
+    id: UUID
+    queue: str
+    kind: str
+    priority: int
+    attempt: int
+    max_attempts: int
+    snoozes: int
+    lease_number: int
+    run_at: Any
+    created_at: Any
+    lease_expires_at: Any
+    deadline_at: Any
+    lease_seconds: float
+    claim_id: UUID
+    tags: list[str]
+    args: str
+    metadata: str | None
+    progress: str | None
+    checkpoint: str | None
+    callback_results: str | None
+    last_error: str | None
+    place: int
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes it adds to an answer."""
+        values = (self.args, self.metadata, self.progress, self.checkpoint, self.callback_results, self.last_error)
+        return 600 + sum(len(value) for value in values if value)
+
+
+class Wanted(msgspec.Struct):
+    """One waiter's share of a claim: the places `first` to `last` in queue order are its own."""
+
+    first: int
+    last: int
+    claim_id: str
+    worker: str
+    lease_seconds: float | None
+
+
+async def claim(
+    connection: AsyncConnection[Any], queue: str, kinds: Sequence[str], wanted: list[Wanted]
+) -> tuple[list[ClaimedJob], bool | None]:
+    """The jobs in queue order, at most `wanted[-1].last`; and whether the queue is paused (None: no such queue).
+
+    The connection is in autocommit: when this returns, the leases are durable.
+    """
+    sql = cast("LiteralString", _CLAIM.replace("{kinds}", "AND kind = ANY(%(kinds)s)" if kinds else ""))
+    parameters = {
+        "queue": queue,
+        "kinds": list(kinds),
+        "limit": wanted[-1].last,
+        "waiters": msgspec.json.encode(wanted).decode(),
+    }
+    for _ in range(2):
+        rows = await (await connection.execute(sql, parameters)).fetchall()
+        paused = rows[0][0]
+        if paused is not None:
+            break
+        if (await connection.execute(_ADOPT, parameters)).rowcount == 0:
+            return [], None
+    return [ClaimedJob(*row[1:]) for row in rows if row[1] is not None], paused
+
+
+async def held(
+    connection: AsyncConnection[Any], queues: Sequence[str], claim_ids: Sequence[UUID]
+) -> list[ClaimedJob]:
+    """What these claims still hold: the answer to a claim that is repeated, or whose commit is in doubt."""
+    cursor = connection.cursor(row_factory=class_row(ClaimedJob))
+    await cursor.execute(_HELD, {"queues": list(queues), "claim_ids": list(claim_ids)})
+    return await cursor.fetchall()

@@ -1,0 +1,248 @@
+"""The worker's routes, all hot: claim, heartbeat, settle."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from app.database.batching import Batcher
+from app.database.engine import Database
+from app.errors import Kind, Refusal, unknown_job
+from app.http import json
+from app.http.hot import Call, ClientGone, HotRoute, Reply
+from app.http.problems import answer_of
+from app.settings import Settings
+from app.signing import Signer
+from app.work import schemas
+from app.work.dispatcher import Dispatcher
+from app.work.heartbeat import Kept, Pulse
+from app.jobs.control import Order
+from app.jobs.lease import lease_number
+from app.jobs.schemas import CancelRequest, Controlled
+from app.lifecycle import CANCEL
+from app.work.poll import HEARTBEATS_PER_LEASE, poll
+from app.work.schemas import (
+    Beat,
+    ClaimAnswer,
+    ClaimRequest,
+    HeartbeatAnswer,
+    HeartbeatMany,
+    HeartbeatOne,
+    Report,
+    SettleMany,
+    SettleManyAnswer,
+    SettlementResult,
+    Settled,
+)
+from app.work.settle import Outcome, outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the worker's routes use."""
+
+    settings: Settings
+    signer: Signer
+    database: Database
+    dispatcher: Dispatcher
+    heartbeats: Batcher[Pulse, Kept]
+    settlements: Batcher[Outcome, Settled]
+
+
+_CLAIM = msgspec.json.Decoder(ClaimRequest)
+_BEAT_ONE = msgspec.json.Decoder(HeartbeatOne)
+_BEAT_MANY = msgspec.json.Decoder(HeartbeatMany)
+_CANCEL = msgspec.json.Decoder(CancelRequest)
+_SETTLE_MANY = msgspec.json.Decoder(SettleMany)
+
+
+def _work(call: Call) -> Work:
+    work: Work = call.scope["state"]["work"]
+    return work
+
+
+async def claim(call: Call) -> Reply:
+    """Take jobs, or wait for some."""
+    work = _work(call)
+    request = await call.body(_CLAIM, work.settings.max_body_bytes)
+    return Reply(200, await _poll(work, request, call))
+
+
+async def _poll(work: Work, request: ClaimRequest, call: Call) -> ClaimAnswer:
+    return await poll(work.database, work.dispatcher, work.signer, request, call.receive)
+
+
+async def heartbeat(call: Call) -> Reply:
+    """Keep one lease."""
+    work = _work(call)
+    beat = await call.body(_BEAT_ONE, work.settings.max_body_bytes)
+    assert call.job_id
+    kept = await work.heartbeats.submit(_pulse(work, call.job_id, beat))
+    if kept.state is None:
+        raise unknown_job(kept.id)
+    if kept.status != "ok":
+        raise Refusal(
+            Kind.CONFLICT,
+            "lease-lost",
+            f"The lease does not hold the job any more: it is {kept.state}.",
+            status_of_lease=kept.status,
+            state=kept.state,
+            attempt=kept.attempt,
+            settled_as=kept.settled_as,
+        )
+    return Reply(200, _beats([kept]))
+
+
+async def heartbeats(call: Call) -> Reply:
+    """Keep many leases."""
+    work = _work(call)
+    many = await call.body(_BEAT_MANY, work.settings.max_batch_body_bytes)
+    pulses = [_pulse(work, beat.id, beat, f"/heartbeats/{n}") for n, beat in enumerate(many.heartbeats)]
+    kept: list[Kept] = []
+    for result in await work.heartbeats.submit_all(pulses):
+        if isinstance(result, Exception):
+            raise result
+        kept.append(result)
+    return Reply(200, _beats(kept))
+
+
+def _pulse(work: Work, job_id: UUID, beat: HeartbeatOne, pointer: str = "") -> Pulse:
+    for name in ("progress", "checkpoint"):
+        value = getattr(beat, name)
+        if value is not UNSET:
+            json.check(value, pointer=f"{pointer}/{name}")
+    return Pulse(
+        id=str(job_id),
+        lease_number=lease_number(work.signer, job_id, beat.lease),
+        lease_seconds=beat.lease_seconds,
+        progress=None if beat.progress is UNSET else beat.progress,
+        checkpoint=None if beat.checkpoint is UNSET else beat.checkpoint,
+    )
+
+
+def _beats(kept: list[Kept]) -> HeartbeatAnswer:
+    seconds = [each.lease_seconds for each in kept if each.lease_seconds]
+    return HeartbeatAnswer(
+        heartbeats=[
+            Beat(
+                id=each.id,
+                status=each.status,  # type: ignore[arg-type]
+                state=each.state,
+                lease_expires_at=each.lease_expires_at,
+                deadline_at=each.deadline_at,
+            )
+            for each in kept
+        ],
+        server_time=kept[0].server_time,
+        next_heartbeat_seconds=min(seconds, default=60.0) / HEARTBEATS_PER_LEASE,
+    )
+
+
+def settle_one(report_type: type[Any]) -> Callable[[Call], Any]:
+    """The handler of one settle verb; its body is the verb's own report type."""
+    decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(report_type)
+
+    async def settle(call: Call) -> Reply:
+        work = _work(call)
+        report = await call.body(decoder, work.settings.max_body_bytes)
+        assert call.job_id
+        return Reply(200, await work.settlements.submit(_outcome(work, call.job_id, report)))
+
+    return settle
+
+
+def _outcome(work: Work, job_id: UUID, report: Report, pointer: str = "") -> Outcome:
+    result = getattr(report, "result", UNSET)
+    if result is not UNSET:
+        json.check(result, pointer=f"{pointer}/result")
+    error = getattr(report, "error", None)
+    if error is not None and error.details is not UNSET:
+        json.check(error.details, pointer=f"{pointer}/error/details")
+    return outcome(work.signer, job_id, report)
+
+
+async def cancel(call: Call) -> Reply:
+    """With a lease, a worker gives its own job up; without, anyone cancels it, whatever it is doing."""
+    work = _work(call)
+    request = await call.body(_CANCEL, work.settings.max_body_bytes)
+    assert call.job_id
+    if request.lease is not None:
+        report = schemas.CancelOwn(lease=request.lease, reason=request.reason)
+        settled = await work.settlements.submit(_outcome(work, call.job_id, report))
+        answer = Controlled(
+            id=settled.id, state=settled.state, attempt=settled.attempt, already_applied=settled.already_applied
+        )
+    else:
+        answer = await call.scope["state"]["jobs"].orders.submit(Order(CANCEL, call.job_id, request.reason))
+    return Reply(200, answer)
+
+
+async def settle_many(call: Call) -> Reply:
+    """Report many outcomes, each answered by itself, and take the next jobs."""
+    work = _work(call)
+    many = await call.body(_SETTLE_MANY, work.settings.max_batch_body_bytes)
+    outcomes: list[Outcome] = []
+    answers: list[Settled | Exception | None] = []
+    for n, settlement in enumerate(many.settlements):
+        try:
+            outcomes.append(_outcome(work, settlement.id, settlement, f"/settlements/{n}"))
+            answers.append(None)
+        except Refusal as refusal:
+            answers.append(refusal)
+    settled = iter(await work.settlements.submit_all(outcomes))
+    results = [
+        _result(n, settlement.id, next(settled) if answer is None else answer)
+        for n, (settlement, answer) in enumerate(zip(many.settlements, answers, strict=True))
+    ]
+    claimed, problem = None, None
+    if many.claim:
+        try:
+            claimed = await _poll(work, many.claim, call)
+        except ClientGone:
+            raise
+        except Refusal as refusal:
+            # The outcomes are committed: they are told, whatever became of the claim.
+            problem = Raw(answer_of(refusal)[1])
+    return Reply(200, SettleManyAnswer(settlements=results, claim=claimed, claim_problem=problem))
+
+
+def _result(n: int, job_id: UUID, answer: Settled | Exception) -> SettlementResult:
+    if isinstance(answer, Refusal):
+        status, body, _ = answer_of(answer)
+        return SettlementResult(index=n, id=job_id, status=status, settled=None, problem=Raw(body))
+    if isinstance(answer, Exception):
+        raise answer
+    return SettlementResult(index=n, id=job_id, status=200, settled=answer, problem=None)
+
+
+_LOST = ("unknown-job", "lease-lost")
+
+
+def _settle_route(verb: str, report: type[Any], *more: str) -> HotRoute:
+    return HotRoute(
+        f"/v1/jobs/{{id}}/{verb}",
+        settle_one(report),
+        f"{verb}_job",
+        report.__doc__.splitlines()[0],
+        report,
+        {200: Settled},
+        (*_LOST, *more),
+    )
+
+
+ROUTES = (
+    HotRoute("/v1/claims", claim, "claim_jobs", "Take jobs, or wait for some.", ClaimRequest, {200: ClaimAnswer}, ("too-many-polls",)),
+    HotRoute("/v1/heartbeats", heartbeats, "heartbeat_jobs", "Keep many leases.", HeartbeatMany, {200: HeartbeatAnswer}),
+    HotRoute("/v1/jobs/{id}/heartbeat", heartbeat, "heartbeat_job", "Keep one lease.", HeartbeatOne, {200: HeartbeatAnswer}, _LOST),
+    HotRoute("/v1/settlements", settle_many, "settle_jobs", "Report many outcomes and take the next jobs.", SettleMany, {200: SettleManyAnswer}),
+    _settle_route("complete", schemas.Complete),
+    _settle_route("retry", schemas.Retry),
+    _settle_route("snooze", schemas.Snooze),
+    _settle_route("park", schemas.Park, "unknown-wait", "wait-not-open"),
+    _settle_route("fail", schemas.Fail),
+    _settle_route("release", schemas.Release),
+    HotRoute("/v1/jobs/{id}/cancel", cancel, "cancel_job", "Cancel a job.", CancelRequest, {200: Controlled}, (*_LOST, "wrong-state"), "jobs"),
+)  # fmt: skip

@@ -1,0 +1,163 @@
+"""Report outcomes: each becomes a lifecycle step, all of a flush become one transaction.
+
+A report is guarded by its lease in the statement itself. One that changed nothing is explained by one read:
+the same report again, a lease that was lost, or a job that is not there.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Raw
+from psycopg import AsyncConnection
+
+from app import lifecycle
+from app.callbacks.park import Parked, park
+from app.database.engine import Database
+from app.jobs.transition import Item, Moved, Question, apply, diagnose, lease_lost
+from app.lifecycle import Step
+from app.signing import Signer
+from app.work.claim import ClaimedJob
+from app.jobs.lease import lease_number
+from app.work.schemas import (
+    CallbackResult,
+    CancelOwn,
+    Complete,
+    Fail,
+    Park,
+    Release,
+    Report,
+    Retry,
+    Settled,
+    Snooze,
+    WorkError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A report as the step it asks for and what that step needs."""
+
+    step: Step
+    item: Item
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes it adds to a flush."""
+        return 200 + len(bytes(self.item.result or b"")) + len(bytes(self.item.error or b""))
+
+
+def outcome(signer: Signer, job_id: UUID, report: Report) -> Outcome:
+    """What a report means. A lease that is not genuine becomes one that nobody holds."""
+    item = Item(n=0, id=str(job_id), lease_number=lease_number(signer, job_id, report.lease))
+    match report:
+        case Complete(result=result):
+            item.result = None if result is UNSET else result
+            return Outcome(lifecycle.COMPLETE, item)
+        case Retry(error=error, delay_seconds=delay):
+            item.error, item.delay_seconds = _entry(error), delay
+            return Outcome(lifecycle.RETRY, item)
+        case Snooze(delay_seconds=delay):
+            item.delay_seconds = delay
+            return Outcome(lifecycle.SNOOZE, item)
+        case Park(wait_id=wait_id, attached=attached):
+            item.wait_id, item.attached = str(wait_id), attached
+            return Outcome(lifecycle.PARK, item)
+        case Fail(error=error):
+            item.error = _entry(error)
+            return Outcome(lifecycle.FAIL, item)
+        case Release():
+            return Outcome(lifecycle.RELEASE, item)
+        case CancelOwn(reason=reason):
+            item.reason = reason
+            return Outcome(lifecycle.CANCEL_OWN, item)
+
+
+def _entry(error: WorkError) -> Raw:
+    return Raw(msgspec.json.encode(error))
+
+
+def released(jobs: Sequence[ClaimedJob]) -> list[Outcome]:
+    """Jobs that were claimed for somebody who has gone."""
+    return [
+        Outcome(lifecycle.RELEASE, Item(n=0, id=str(job.id), lease_number=job.lease_number)) for job in jobs
+    ]
+
+
+async def settle(database: Database, outcomes: list[Outcome]) -> list[Settled | Exception]:
+    """Apply the outcomes in one commit; each one's own answer, or the refusal that is to be raised for it."""
+    by_step: dict[Step, list[Item]] = defaultdict(list)
+    for n, each in enumerate(outcomes):
+        each.item.n = n
+        by_step[each.step].append(each.item)
+    if len(by_step) == 1 and lifecycle.PARK not in by_step:
+        # One statement is its own transaction: a round trip instead of three.
+        async with database.hot.connection() as connection:
+            answers = await _apply(connection, by_step)
+            return await _explained(connection, outcomes, answers)
+    async with database.transaction() as connection:
+        answers = await _apply(connection, by_step)
+        return await _explained(connection, outcomes, answers)
+
+
+async def _apply(
+    connection: AsyncConnection[Any], by_step: dict[Step, list[Item]]
+) -> dict[int, Settled | Exception]:
+    answers: dict[int, Settled | Exception] = {}
+    for step, items in by_step.items():
+        if step is lifecycle.PARK:
+            parked = await park(connection, items)
+            answers |= {n: result if isinstance(result, Exception) else _parked(result) for n, result in parked.items()}
+        else:
+            answers |= {moved.n: _settled(moved) for moved in await apply(connection, step, items)}
+    return answers
+
+
+def _settled(moved: Moved) -> Settled:
+    later = moved.state in lifecycle.DUE_LATER
+    return Settled(
+        id=moved.id,
+        state=moved.state,
+        attempt=moved.attempt,
+        already_applied=False,
+        run_at=moved.run_at if later else None,
+    )
+
+
+def _parked(parked: Parked) -> Settled:
+    arrived = parked.arrived
+    return Settled(
+        id=parked.job_id,
+        state=parked.state,
+        attempt=parked.attempt,
+        already_applied=False,
+        parked=arrived is None,
+        callback=arrived
+        and CallbackResult(wait_id=arrived.wait_id, name=arrived.name, verb=arrived.verb, payload=arrived.payload),
+    )
+
+
+async def _explained(
+    connection: AsyncConnection[Any], outcomes: list[Outcome], answers: dict[int, Settled | Exception]
+) -> list[Settled | Exception]:
+    questions = [
+        Question(n=n, id=each.item.id, lease_number=each.item.lease_number, result=each.item.result, step=each.step.name)
+        for n, each in enumerate(outcomes)
+        if n not in answers
+    ]
+    if questions:
+        found = await diagnose(connection, questions)
+        for question in questions:
+            answers[question.n] = _unmoved(question, found[question.n])
+    return [answers[n] for n in range(len(outcomes))]
+
+
+def _unmoved(question: Question, found: Any) -> Settled | Exception:
+    mine = found.lease_number == question.lease_number
+    again = (mine and found.settled_as == question.step) or found.in_history
+    if again and (question.step != lifecycle.COMPLETE.name or found.same_result):
+        return Settled(id=UUID(question.id), state=found.state, attempt=found.attempt, already_applied=True)
+    return lease_lost(question, found)

@@ -1,0 +1,137 @@
+"""A real PostgreSQL and a real server for every test; each test has a queue of its own, so nothing needs cleaning.
+
+The server is the embedded one, or the one that `TOWPATH_TEST_DATABASE_URL` names (a superuser's URL). Every
+worker of pytest-xdist has its own database, built by the real migrations.
+"""
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import psycopg
+import pytest
+from psycopg import sql
+
+from app.database.migrations import upgrade
+from app.settings import Settings
+from tests.build import Api
+from tests.servers import ServiceProcess, ServiceThread
+
+SIGNING_KEY = "a signing key for tests that is long enough"
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A superuser's URL of a server that tests may do anything to."""
+    given = os.environ.get("TOWPATH_TEST_DATABASE_URL")
+    if given:
+        yield given
+        return
+    from app.database.embedded import EmbeddedPostgres
+
+    with EmbeddedPostgres.start(tmp_path_factory.mktemp("postgres") / "data", durable=False) as server:
+        yield server.url("postgres")
+
+
+@pytest.fixture(scope="session")
+def new_database(postgres_url: str) -> Iterator[Callable[[], str]]:
+    """Makes an empty database and returns its URL."""
+    names: list[str] = []
+
+    def create() -> str:
+        names.append(f"towpath_test_{secrets.token_hex(6)}")
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(names[-1])))
+        return psycopg.conninfo.make_conninfo(postgres_url, dbname=names[-1])
+
+    yield create
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        for name in names:
+            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture(scope="session")
+def new_settings(new_database: Callable[[], str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Settings]:
+    """Settings for a migrated database of one's own; sweeps are quick, so that tests need not wait for them."""
+
+    def make(**changes: Any) -> Settings:
+        url = changes.pop("database_url", None)
+        if url is None:
+            url = new_database()
+            upgrade(url)
+        values: dict[str, Any] = {
+            "database_url": url,
+            "data_directory": tmp_path_factory.mktemp("data"),
+            "signing_keys": SIGNING_KEY,
+            "rescue_interval_seconds": 0.05,
+            "sweep_interval_seconds": 0.5,
+            "safety_poll_seconds": 1.0,
+        }
+        return Settings(**{**values, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def settings(new_settings: Callable[..., Settings]) -> Settings:
+    """The settings of the shared service."""
+    return new_settings()
+
+
+@pytest.fixture(scope="session")
+def service(settings: Settings) -> Iterator[ServiceThread]:
+    """The shared service: a real server on a real socket, in a thread of this process."""
+    with ServiceThread(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def queue() -> str:
+    """A queue that no other test uses."""
+    return f"q-{uuid4().hex[:16]}"
+
+
+@pytest.fixture
+def api(service: ServiceThread, queue: str) -> Iterator[Api]:
+    """The shared service's API, with the test's own queue as its default."""
+    with httpx.Client(base_url=service.url, timeout=30) as client:
+        yield Api(client, queue)
+
+
+@pytest.fixture
+def db(settings: Settings) -> Iterator["psycopg.Connection[Any]"]:
+    """An autocommit connection to the shared service's database: to look, and to move a row's time."""
+    with psycopg.connect(settings.database_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def connect(settings: Settings) -> Iterator[Callable[[], "psycopg.Connection[Any]"]]:
+    """More connections, for holding locks and for races."""
+    opened: list[psycopg.Connection[Any]] = []
+
+    def open_one() -> "psycopg.Connection[Any]":
+        opened.append(psycopg.connect(settings.database_url))
+        return opened[-1]
+
+    yield open_one
+    for connection in opened:
+        connection.close()
+
+
+@pytest.fixture
+def start_process(tmp_path: Path) -> Iterator[Callable[..., ServiceProcess]]:
+    """Starts `python -m app serve` as a process of its own, which tests may kill."""
+    started: list[ServiceProcess] = []
+
+    def start(settings: Settings, *options: str) -> ServiceProcess:
+        started.append(ServiceProcess(settings, tmp_path / f"service-{len(started)}.log", *options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
