@@ -97,9 +97,7 @@ CLAIM = _step(
     "claim", _S.AVAILABLE, _S.RUNNING, _A.WORKER, attempt=Attempt.TAKE,
     effect="lease number +1, lease expiry, deadline and worker set",
 )  # fmt: skip
-COMPLETE = _step(
-    "complete", _S.RUNNING, _S.COMPLETED, _A.WORKER, leased=True, effect="result stored"
-)
+COMPLETE = _step("complete", _S.RUNNING, _S.COMPLETED, _A.WORKER, leased=True, effect="result stored")
 RETRY = _step(
     "retry", _S.RUNNING, _S.RETRYABLE, _A.WORKER, exhausted=_S.FAILED, leased=True, error="worker",
     effect="error recorded; due after the given delay or the backoff",
@@ -130,9 +128,7 @@ CANCEL = _step(
 POSTPONE = _step(
     "postpone", _S.AVAILABLE, _S.SCHEDULED, _A.PRODUCER, _A.OPERATOR, effect="its due time was moved to later"
 )
-PROMOTE = _step(
-    "promote", DUE_LATER, _S.AVAILABLE, _A.MAINTENANCE, effect="due; its due time is kept"
-)
+PROMOTE = _step("promote", DUE_LATER, _S.AVAILABLE, _A.MAINTENANCE, effect="due; its due time is kept")
 LOSE_LEASE = _step(
     "lose_lease", _S.RUNNING, _S.RETRYABLE, _A.MAINTENANCE, exhausted=_S.FAILED, error="lease_expired",
     effect="the worker stopped heartbeating; counts as an attempt",
@@ -164,9 +160,7 @@ CALLBACK_TIME_OUT = _step(
     "callback_time_out", _S.WAITING_EXTERNAL, _S.RETRYABLE, _A.MAINTENANCE, exhausted=_S.FAILED,
     error="callback_timeout", effect="nobody called before the wait's deadline; counts as an attempt",
 )  # fmt: skip
-EXPIRE = _step(
-    "expire", PENDING, _S.CANCELLED, _A.MAINTENANCE, effect="not started by `start_by`; reason `expired`"
-)
+EXPIRE = _step("expire", PENDING, _S.CANCELLED, _A.MAINTENANCE, effect="not started by `start_by`; reason `expired`")
 REDRIVE = _step(
     "redrive", frozenset({_S.FAILED, _S.CANCELLED}), _S.AVAILABLE, _A.OPERATOR, attempt=Attempt.RESET,
     effect="errors kept; the lease number never goes back",

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -86,7 +87,7 @@ async def opened(settings: Settings, signer: Signer, *, maintenance: bool = True
             finished.hint([each.id for each in answers if isinstance(each, Controlled)])
             return answers
 
-        limits = {"max_queued": settings.max_queued_items, "deadline_seconds": settings.request_deadline_seconds}
+        limits: Any = {"max_queued": settings.max_queued_items, "deadline_seconds": settings.request_deadline_seconds}
         enqueues: Batcher[Request, Enqueued] = Batcher(
             "enqueue", Enqueuer(database).insert, weigh=lambda request: request.weight, **limits
         )

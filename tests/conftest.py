@@ -6,7 +6,10 @@ worker of pytest-xdist has its own database, built by the real migrations.
 
 import os
 import secrets
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,6 +19,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from app.database.embedded import EmbeddedPostgres
 from app.database.migrations import upgrade
 from app.settings import Settings
 from tests.build import Api
@@ -24,17 +28,38 @@ from tests.servers import ServiceProcess, ServiceThread
 SIGNING_KEY = "a signing key for tests that is long enough"
 
 
+@dataclass(frozen=True)
+class PostgresServer:
+    """A server that tests may do anything to: a superuser's URL, and how to make it crash and recover."""
+
+    url: str
+    restart_immediately: Callable[[], None]
+
+
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A superuser's URL of a server that tests may do anything to."""
+def postgres() -> Iterator[PostgresServer]:
+    """The server of this worker of pytest-xdist, or the given one, which all share."""
     given = os.environ.get("TOWPATH_TEST_DATABASE_URL")
     if given:
-        yield given
+        yield PostgresServer(given, _restart_given)
         return
-    from app.database.embedded import EmbeddedPostgres
+    with tempfile.TemporaryDirectory(prefix="towpath-test-") as directory:
+        Path(directory).chmod(0o711)  # the server may run as another user than we do
+        with EmbeddedPostgres.start(Path(directory) / "postgres", durable=False) as server:
+            yield PostgresServer(server.url("postgres"), server.restart_immediately)
 
-    with EmbeddedPostgres.start(tmp_path_factory.mktemp("postgres") / "data", durable=False) as server:
-        yield server.url("postgres")
+
+def _restart_given() -> None:
+    command = os.environ.get("TOWPATH_TEST_RESTART_COMMAND")
+    if command is None:
+        pytest.skip("TOWPATH_TEST_RESTART_COMMAND does not say how to restart the given server")
+    subprocess.run(command, shell=True, check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres: PostgresServer) -> str:
+    """A superuser's URL."""
+    return postgres.url
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from typing import Self
 import httpx
 import uvicorn
 
-from app.cli.serve import DrainingServer
+from app.cli.serve import DrainingProtocol
 from app.main import create_app
 from app.settings import Settings
 
@@ -38,12 +38,13 @@ class ServiceThread:
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
             create_app(settings, maintenance=maintenance),
+            http=DrainingProtocol,
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=5,
             backlog=4096,
         )
-        self.server = DrainingServer(config)
+        self.server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self.server.run, args=([self._socket],), daemon=True)
 
     def __enter__(self) -> Self:

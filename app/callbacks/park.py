@@ -1,6 +1,6 @@
 """Open a wait, and park a job on it. A step inside settling: it runs in the caller's transaction."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +19,8 @@ FROM jsonb_to_recordset(%(items)s) AS i({ITEM_COLUMNS})
 JOIN towpath.jobs AS j ON j.id = i.id AND j.lease_number = i.lease_number AND (j.state || '') = 'running'
 LEFT JOIN towpath.waits AS w ON w.id = i.wait_id AND w.job_id = j.id AND w.lease_number = j.lease_number"""
 
-_OPEN = """INSERT INTO towpath.waits (id, job_id, lease_number, attempt, name, default_verb, timeout_seconds, deadline_at)
+_OPEN = """INSERT INTO towpath.waits
+    (id, job_id, lease_number, attempt, name, default_verb, timeout_seconds, deadline_at)
 SELECT %(id)s, j.id, j.lease_number, j.attempt, %(name)s, %(default_verb)s, %(timeout_seconds)s,
     now() + %(timeout_seconds)s * interval '1 s'
 FROM towpath.jobs AS j
@@ -60,7 +61,7 @@ class OpenedWait:
     default_verb: str
     timeout_seconds: float
     deadline_at: Any
-    existing: bool
+    existing: bool = False
 
 
 async def park(connection: AsyncConnection[Any], items: list[Item]) -> dict[int, Parked | Exception]:
@@ -72,7 +73,8 @@ async def park(connection: AsyncConnection[Any], items: list[Item]) -> dict[int,
     await lock_jobs(connection, [item.id for item in items])
     cursor = connection.cursor(row_factory=namedtuple_row)
     await cursor.execute(_PARKABLE, {"items": msgspec.json.encode(items).decode()})
-    waits = {row.n: row for row in await cursor.fetchall()}
+    rows: list[Any] = await cursor.fetchall()
+    waits = {row.n: row for row in rows}
 
     answers: dict[int, Parked | Exception] = {}
     arrived: dict[int, Arrived] = {}
@@ -104,9 +106,7 @@ async def park(connection: AsyncConnection[Any], items: list[Item]) -> dict[int,
 
 def _not_open(item: Item, state: str | None) -> Refusal:
     if state is None:
-        return Refusal(
-            Kind.UNKNOWN, "unknown-wait", f"This attempt has no wait {item.wait_id}.", wait_id=item.wait_id
-        )
+        return Refusal(Kind.UNKNOWN, "unknown-wait", f"This attempt has no wait {item.wait_id}.", wait_id=item.wait_id)
     return Refusal(
         Kind.CONFLICT, "wait-not-open", f"The wait is {state}: open another.", wait_id=item.wait_id, wait_state=state
     )
@@ -137,7 +137,7 @@ async def open_wait(
     async with database.hot.connection() as connection:
         row = await (await connection.execute(_OPEN, parameters)).fetchone()
         if row:
-            return OpenedWait(*row, existing=False)
+            return OpenedWait(*row)
         question = Question(n=0, id=str(job_id), lease_number=lease_number)
         found = (await diagnose(connection, [question]))[0]
         if found.lease_number != lease_number or found.state != lifecycle.State.RUNNING:
@@ -150,4 +150,4 @@ async def open_wait(
             f"This attempt has a wait named {name} with other settings.",
             name=name,
         )
-    return OpenedWait(*row, existing=True)
+    return replace(OpenedWait(*row), existing=True)

@@ -15,7 +15,7 @@ from psycopg.rows import namedtuple_row
 from app.callbacks.verbs import failure, step_of
 from app.database.engine import Database
 from app.errors import Kind, Refusal
-from app.jobs.transition import Item, apply
+from app.jobs.transition import NOW_TEXT, Item, apply
 from app.lifecycle import State
 
 _LOCK = """SELECT FROM towpath.jobs WHERE id IN (SELECT job_id FROM towpath.waits WHERE id = ANY(%(ids)s::uuid[]))
@@ -31,15 +31,15 @@ FROM jsonb_to_recordset(%(items)s) AS i(n integer, wait_id uuid, payload jsonb)
 JOIN towpath.waits AS w ON w.id = i.wait_id
 JOIN towpath.jobs AS j ON j.id = w.job_id"""
 
-_RESOLVE = """WITH resolved AS (
+_RESOLVE = f"""WITH resolved AS (
     UPDATE towpath.waits AS w SET state = 'resolved', resolved_as = i.verb, resolved_at = now(), payload = i.payload,
         early = i.early
     FROM jsonb_to_recordset(%(items)s) AS i(wait_id uuid, verb text, payload jsonb, early boolean)
     WHERE w.id = i.wait_id AND (w.state || '') = 'open'
     RETURNING w.id, w.job_id, w.name, w.resolved_as, w.payload
 )
-UPDATE towpath.jobs AS j SET callback_results = coalesce(j.callback_results, '{}') || jsonb_build_object(
-    r.name, jsonb_build_object('wait_id', r.id, 'verb', r.resolved_as, 'payload', r.payload, 'received_at', now()))
+UPDATE towpath.jobs AS j SET callback_results = coalesce(j.callback_results, '{{}}') || jsonb_build_object(
+    r.name, jsonb_build_object('wait_id', r.id, 'verb', r.resolved_as, 'payload', r.payload, 'received_at', {NOW_TEXT}))
 FROM resolved AS r WHERE j.id = r.job_id"""
 
 _EXTEND = """UPDATE towpath.waits AS w
@@ -80,13 +80,10 @@ class Resolution:
 
 async def resolve(database: Database, arrivals: list[Arrival]) -> list[Resolution | Exception]:
     """Resolve each wait at most once, in one commit; the winner, its repeats and the others are told apart."""
-    answers: list[Resolution | Exception] = []
     async with database.transaction() as connection:
         await connection.execute(_LOCK, {"ids": [arrival.wait_id for arrival in arrivals]})
         # One at a time within the flush: two callbacks of one wait must see each other.
-        for arrival in arrivals:
-            answers.append(await _resolve_one(connection, arrival))
-    return answers
+        return [await _resolve_one(connection, arrival) for arrival in arrivals]
 
 
 async def _resolve_one(connection: AsyncConnection[Any], arrival: Arrival) -> Resolution | Exception:

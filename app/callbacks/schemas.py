@@ -12,9 +12,9 @@ class OpenWait(Body, kw_only=True):
     """Open a wait before you call the outside system; then park on it."""
 
     lease: Lease
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$(?!\n)", description="Unique in the attempt.")] = (
-        "callback"
-    )
+    name: Annotated[
+        str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$(?!\n)", description="Unique in the attempt.")
+    ] = "callback"
     timeout_seconds: TimeoutSeconds = 86_400.0
     default_verb: Annotated[
         Literal["complete", "fail", "resume", "retry"], Meta(description="What the plain URL does.")

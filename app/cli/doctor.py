@@ -15,7 +15,8 @@ _LONG_SECONDS = 300.0
 _LISTEN_SECONDS = 2.0
 _OLDEST, _NEWEST = 15, 18
 
-_LONG = """SELECT pid, coalesce(application_name, ''), extract(epoch FROM now() - xact_start)::float8 FROM pg_stat_activity
+_LONG = """SELECT pid, coalesce(application_name, ''), extract(epoch FROM now() - xact_start)::float8
+FROM pg_stat_activity
 WHERE xact_start < now() - %s * interval '1 s' AND pid <> pg_backend_pid() AND backend_type = 'client backend'
 ORDER BY xact_start LIMIT 5"""
 
@@ -60,7 +61,8 @@ def _clock(connection: "psycopg.Connection[tuple[object, ...]]") -> Finding:
     before = datetime.now(UTC)
     row = connection.execute("SELECT clock_timestamp()").fetchone()
     middle = before + (datetime.now(UTC) - before) / 2
-    assert row and isinstance(row[0], datetime)
+    assert row
+    assert isinstance(row[0], datetime)
     skew = (row[0] - middle).total_seconds()
     # Nothing here decides by this machine's clock; people who compare logs do.
     return Finding(abs(skew) < _SKEW_SECONDS, "clock", f"{skew:+.3f} s from this machine's")

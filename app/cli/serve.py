@@ -3,13 +3,13 @@
 import asyncio
 import os
 import signal
-import socket
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import structlog
 import typer
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from app.database.migrations import WrongRevision, upgrade
@@ -29,15 +29,15 @@ def served_app() -> object:
     return create_app(maintenance=_NO_MAINTENANCE not in os.environ)
 
 
-class DrainingServer(uvicorn.Server):
-    """Answers the waiting polls before it waits for them, or a stop would take as long as the longest poll."""
+class DrainingProtocol(HttpToolsProtocol):
+    """Answers the waiting polls when the server begins to stop, which waits for the longest of them otherwise."""
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop taking connections, drain, let what is on its way come to its end."""
-        runtime = self.lifespan.state.get("runtime")
+    def shutdown(self) -> None:
+        """Called on every connection, in each process, before the server waits for its requests."""
+        runtime = self.app_state.get("runtime")
         if runtime is not None:
             runtime.drain()
-        await super().shutdown(sockets)
+        super().shutdown()
 
 
 def serve(*, host: str, port: int, workers: int, embedded: bool, maintenance: bool) -> None:
@@ -63,7 +63,7 @@ def serve(*, host: str, port: int, workers: int, embedded: bool, maintenance: bo
             port=port,
             workers=workers,
             loop="uvloop",
-            http="httptools",
+            http=DrainingProtocol,
             access_log=False,
             log_config=None,
             server_header=False,
@@ -73,11 +73,10 @@ def serve(*, host: str, port: int, workers: int, embedded: bool, maintenance: bo
         )
         listening = config.bind_socket()
         _greet(host, listening.getsockname()[1], settings)
-        runner = DrainingServer(config)
         if workers == 1:
-            runner.run(sockets=[listening])
+            uvicorn.Server(config).run(sockets=[listening])
         else:
-            Multiprocess(config, target=runner.run, sockets=[listening]).run()
+            Multiprocess(config, sockets=[listening]).run()
 
 
 def _check(settings: Settings) -> None:
@@ -99,8 +98,8 @@ def _greet(host: str, port: int, settings: Settings) -> None:
     typer.echo(
         f"\n  Towpath   {base}\n  API docs  {base}/docs\n  Database  {where}\n"
         f"  Data      {settings.data_directory.resolve()}\n\n  Try it:\n"
-        f"    curl --json '{{\"kind\": \"hello\", \"args\": {{\"name\": \"world\"}}}}' {base}/v1/jobs\n"
-        f"    curl --json '{{\"queues\": [\"default\"]}}' {base}/v1/claims\n"
+        f'    curl --json \'{{"kind": "hello", "args": {{"name": "world"}}}}\' {base}/v1/jobs\n'
+        f'    curl --json \'{{"queues": ["default"]}}\' {base}/v1/claims\n'
     )
 
 

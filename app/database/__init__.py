@@ -1,0 +1,1 @@
+"""Connections, the schema, migrations, notifications, group commit."""

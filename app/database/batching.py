@@ -97,7 +97,9 @@ class Batcher(Generic[Item, Answer]):
                     except Exception as error:
                         answers.append(error)
         except TimeoutError:
-            raise unavailable("The database is slow; whether the request took effect is not known. Repeat it.") from None
+            raise unavailable(
+                "The database is slow; whether the request took effect is not known. Repeat it."
+            ) from None
         return answers
 
     async def drained(self) -> None:

@@ -60,15 +60,15 @@ def conninfo(settings: Settings, application: str, pinned: bool = False) -> str:
         "idle_in_transaction_session_timeout": f"{settings.statement_timeout_seconds * 2000:.0f}",
         **(_PINNED if pinned else {}),
     }
-    given = conninfo_to_dict(settings.database_url)
+    given = {name: str(value) for name, value in conninfo_to_dict(settings.database_url).items()}
     flags = " ".join(f"-c {name}={value}" for name, value in options.items())
     return make_conninfo(
         **{
-            "connect_timeout": 5,
-            "tcp_user_timeout": 10_000,
-            "keepalives_idle": 5,
-            "keepalives_interval": 3,
-            "keepalives_count": 3,
+            "connect_timeout": "5",
+            "tcp_user_timeout": "10000",
+            "keepalives_idle": "5",
+            "keepalives_interval": "3",
+            "keepalives_count": "3",
             **given,
             "application_name": f"towpath {application}",
             "options": f"{given.get('options') or ''} {flags}".strip(),

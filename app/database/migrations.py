@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import psycopg
-
-from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+
+from alembic import command
 
 _INI = Path(__file__).parents[2] / "alembic.ini"
 

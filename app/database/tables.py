@@ -34,7 +34,7 @@ class Table(DeclarativeBase):
     """Base of the definitions: used as tables in Core statements, never as mapped objects."""
 
     metadata = metadata
-    type_annotation_map = {  # noqa: RUF012
+    type_annotation_map = {
         str: Text(),
         float: DOUBLE_PRECISION(),
         datetime: TIMESTAMP(timezone=True),
@@ -123,9 +123,7 @@ class Job(Table):
     lease_seconds: Mapped[float | None]
     timeout_seconds: Mapped[float | None]
     claim_id: Mapped[UUID | None]
-    waiting_on: Mapped[UUID | None] = mapped_column(
-        ForeignKey("waits.id", name="jobs_waiting_on", use_alter=True)
-    )
+    waiting_on: Mapped[UUID | None] = mapped_column(ForeignKey("waits.id", name="jobs_waiting_on", use_alter=True))
     worker: Mapped[str | None]
     settled_as: Mapped[str | None]
     cancel_reason: Mapped[str | None]

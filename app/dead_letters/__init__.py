@@ -1,0 +1,1 @@
+"""Jobs that gave up."""

@@ -41,7 +41,7 @@ async def get_dead_letter(database: Database, job_id: UUID) -> Job:
 async def discard(database: Database, job_id: UUID) -> None:
     """Delete a dead letter with all that belongs to it. Raises Refusal when the job is none."""
     async with database.core() as connection:
-        deleted = await connection.execute(delete(_TABLE).where(_TABLE.c.id == job_id, _IS_DEAD_LETTER))
+        deleted = await connection.execute(delete(t.Job).where(_TABLE.c.id == job_id, _IS_DEAD_LETTER))
     if deleted.rowcount == 0:
         raise unknown_dead_letter(job_id)
 

@@ -1,0 +1,1 @@
+"""The edge: strict JSON, problems, hot routes, OpenAPI, health."""

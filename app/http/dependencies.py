@@ -1,12 +1,11 @@
 """What plain FastAPI routes take: strict JSON bodies, and answers that pass stored JSON through."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 import msgspec
 from fastapi import Path, Request, Response
-from typing_extensions import Annotated
 
 from app.errors import unknown_job
 from app.http import json

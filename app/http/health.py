@@ -1,4 +1,4 @@
-"""For load balancers and people on call: is the process alive, and can it do its work?"""
+"""For load balancers and people on call: whether the process is alive and can do its work."""
 
 from typing import Any
 
@@ -51,7 +51,5 @@ async def readyz(request: Request) -> Response:
     draining = runtime.work.dispatcher.draining
     able = database and not draining
     status = ("ready" if listening and not stalled else "degraded") if able else "unavailable"
-    ready = Ready(
-        status=status, database=database, listening=listening, stalled_sweeps=stalled, draining=draining
-    )
+    ready = Ready(status=status, database=database, listening=listening, stalled_sweeps=stalled, draining=draining)
     return json_response(ready, 200 if able else 503)

@@ -133,6 +133,7 @@ class HotRoutes:
         self._of_job = {route.path.rpartition("/")[2]: route.handler for route in routes if "{id}" in route.path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a hot route, or pass the request on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

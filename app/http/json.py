@@ -123,7 +123,7 @@ def _escaped(key: str) -> str:
 
 
 def _located(message: str) -> FieldError:
-    """msgspec's "… - at `$.jobs[3].kind`" as a JSON pointer and a sentence."""
+    """Msgspec's "… - at `$.jobs[3].kind`" as a JSON pointer and a sentence."""
     text, _, path = message.partition(" - at `$")
     steps = (match[1] or match[2] for match in _PATH_STEP.finditer(path.rstrip("`")))
     pointer = "".join("/" + _escaped(step) for step in steps)

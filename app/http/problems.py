@@ -97,9 +97,7 @@ def install(app: FastAPI) -> None:
 
     async def bad_parameters(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        errors = (
-            FieldError(str(item["loc"][-1]), item["msg"][0].lower() + item["msg"][1:]) for item in error.errors()
-        )
+        errors = (FieldError(str(item["loc"][-1]), item["msg"][0].lower() + item["msg"][1:]) for item in error.errors())
         return refusal_response(invalid(*errors))
 
     async def by_framework(_: Request, error: Exception) -> Response:

@@ -28,11 +28,11 @@ Reason = Annotated[str, Meta(max_length=1000)]
 Lease = Annotated[str, Meta(min_length=1, max_length=200, description="The token that came with the claim.")]
 
 
-class Body(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+class Body(Struct, forbid_unknown_fields=True, kw_only=True):
     """What a caller sends: unknown fields are refused, so that a typing error is never silence."""
 
 
-class Answer(Struct, kw_only=True, frozen=True):
+class Answer(Struct, kw_only=True):
     """What a caller gets: every field is always there, so that clients can rely on it."""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from msgspec import Raw
-from sqlalchemy import Column, Row, Select, Text, cast, select
+from sqlalchemy import ColumnElement, Row, Select, Text, cast, select
 
 from app.database import tables as t
 from app.database.engine import Database
@@ -21,8 +21,8 @@ _PLAIN = tuple(name for name in Job.__struct_fields__ if name not in _JSON)
 _TABLE = t.Job.__table__
 
 
-def _text(column: Column[Any]) -> Any:
-    return cast(column, Text).label(column.name)
+def _text(column: ColumnElement[Any]) -> Any:
+    return cast(column, Text).label(column.key)
 
 
 JOB_COLUMNS = (*(_TABLE.c[name] for name in _PLAIN), *(_text(_TABLE.c[name]) for name in _JSON))
@@ -33,7 +33,7 @@ def job_of(row: Row[Any]) -> Job:
     return Job(**_fields(row))
 
 
-def _fields(row: Row[Any]) -> dict[str, Any]:
+def _fields(row: Row[*tuple[Any, ...]]) -> dict[str, Any]:
     fields = {name: row._mapping[name] for name in _PLAIN}
     for name in _JSON:
         fields[name] = _raw(row._mapping[name], _ABSENT.get(name, b"null"))
@@ -64,7 +64,7 @@ async def get_job(database: Database, job_id: UUID) -> JobDetail:
     return JobDetail(**_fields(job), waits=[_wait(row, job) for row in rows])
 
 
-def _wait(row: Row[Any], job: Row[Any]) -> Wait:
+def _wait(row: Row[*tuple[Any, ...]], job: Row[*tuple[Any, ...]]) -> Wait:
     # A wait is of use only to the lease that opened it, while that runs or waits.
     stale = row.id != job.waiting_on and (row.lease_number != job.lease_number or job.state != State.RUNNING)
     return Wait(
@@ -123,9 +123,7 @@ async def list_events(
     columns = (
         event.c.id, event.c.at, event.c.step, event.c.state, event.c.attempt, event.c.worker, _text(event.c.details)
     )  # fmt: skip
-    query = (
-        select(*columns).where(event.c.job_id == job_id, event.c.id > after).order_by(event.c.id).limit(limit + 1)
-    )
+    query = select(*columns).where(event.c.job_id == job_id, event.c.id > after).order_by(event.c.id).limit(limit + 1)
     async with database.core() as connection:
         job = (
             await connection.execute(

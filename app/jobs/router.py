@@ -112,10 +112,11 @@ async def enqueue_batch(call: Call) -> Reply:
 
 def _in_batch(problems: dict[int, Refusal]) -> Refusal:
     """The refusal of a whole batch: every bad job's own errors, located in the batch."""
-    errors: list[FieldError] = []
-    for n, refusal in problems.items():
-        for error in refusal.facts.get("errors", [{"pointer": "", "detail": refusal.detail}]):
-            errors.append(FieldError(f"/jobs/{n}{error['pointer']}", error["detail"]))
+    errors = [
+        FieldError(f"/jobs/{n}{error['pointer']}", error["detail"])
+        for n, refusal in problems.items()
+        for error in refusal.facts.get("errors", [{"pointer": "", "detail": refusal.detail}])
+    ]
     return invalid(*errors[:100])
 
 
@@ -154,7 +155,9 @@ async def list_jobs(
     return json_response(JobPage(jobs=jobs, next_cursor=next_cursor))
 
 
-@router.get("/{id}", **documented({200: JobDetail, 304: None}, "unknown-job", summary="Read a job, or wait for its end."))
+@router.get(
+    "/{id}", **documented({200: JobDetail, 304: None}, "unknown-job", summary="Read a job, or wait for its end.")
+)
 async def get_job(request: Request, job_id: JobId, wait_seconds: WaitSeconds = 0) -> Response:
     """`wait_seconds` holds the answer until the job is final or the time is up; `If-None-Match` saves the body."""
     jobs = _of(request)
@@ -172,7 +175,10 @@ async def get_job(request: Request, job_id: JobId, wait_seconds: WaitSeconds = 0
     return response
 
 
-@router.patch("/{id}", **documented({200: JobDetail}, "unknown-job", "wrong-state", body=JobChanges, summary="Change a pending job."))
+@router.patch(
+    "/{id}",
+    **documented({200: JobDetail}, "unknown-job", "wrong-state", body=JobChanges, summary="Change a pending job."),
+)
 async def change_job(
     request: Request, job_id: JobId, changes: Annotated[JobChanges, Depends(json_body(JobChanges))]
 ) -> Response:
@@ -182,7 +188,10 @@ async def change_job(
     return json_response(await read.get_job(database, job_id))
 
 
-@router.post("/{id}/redrive", **documented({200: Controlled}, "unknown-job", "wrong-state", summary="Run a failed or cancelled job again."))
+@router.post(
+    "/{id}/redrive",
+    **documented({200: Controlled}, "unknown-job", "wrong-state", summary="Run a failed or cancelled job again."),
+)
 async def redrive_job(request: Request, job_id: JobId) -> Response:
     """From attempt 0; its errors are kept. A repeat changes nothing."""
     return json_response(await _of(request).orders.submit(Order(REDRIVE, job_id)))

@@ -36,9 +36,9 @@ class NewJob(Body, kw_only=True):
     max_attempts: MaxAttempts | None = None
     timeout_seconds: TimeoutSeconds | None = None
     backoff: BackoffPolicy | None = None
-    start_by: Annotated[Time | None, Meta(description="Cancelled with the reason `expired` if not started by then.")] = (
-        None
-    )
+    start_by: Annotated[
+        Time | None, Meta(description="Cancelled with the reason `expired` if not started by then.")
+    ] = None
     tags: Annotated[list[Tag], Meta(max_length=20)] = []
     metadata: Annotated[Raw | UnsetType, Meta(description="An object for your own use.")] = UNSET
 

@@ -9,7 +9,7 @@ that did not move is no error here: `diagnose` tells why.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, LiteralString, cast
+from typing import Any, LiteralString
 
 import msgspec
 from psycopg import AsyncConnection
@@ -30,10 +30,14 @@ from app.lifecycle import (
     REDRIVE,
     RETRY,
     SNOOZE,
+    Actor,
     Attempt,
     State,
     Step,
 )
+
+# Times inside stored JSON look like all others on the wire.
+NOW_TEXT: LiteralString = """to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
 
 HELD = frozenset({State.RUNNING, State.WAITING_EXTERNAL})
 
@@ -89,16 +93,19 @@ def statement(step: Step, picked: str | None = None) -> LiteralString:
         hint = ", pg_notify('towpath', 'available ' || moved.queue)"
     elif step.targets & {State.RETRYABLE, State.SCHEDULED}:
         hint = ", CASE WHEN moved.state <> 'failed' THEN pg_notify('towpath', 'due')::text END"
+    # Whoever answers a callback, or cancels, is not the worker that claimed the job last.
+    worker = "NULL" if step.actors & {Actor.THIRD_PARTY, Actor.PRODUCER, Actor.OPERATOR} else "worker"
     given_back = " + 1" if step.attempt is Attempt.GIVE_BACK else ""
     logged = (
         f""", logged AS (
     INSERT INTO towpath.job_events (job_id, step, state, attempt, lease_number, worker, details)
-    SELECT id, '{step.name}', state, attempt{given_back}, lease_number, worker, {_details(step)} FROM moved
+    SELECT id, '{step.name}', state, attempt{given_back}, lease_number, {worker}, {_details(step)} FROM moved
 )"""
         if step is not COMPLETE and step.name != "promote"
         else ""
     )
-    sql = f"""WITH picked AS MATERIALIZED (
+    # Nothing in the text comes from a caller: it is built of this module's and the lifecycle's constants.
+    return f"""WITH picked AS MATERIALIZED (
     {items}
 ), moved AS (
     UPDATE towpath.jobs AS j SET
@@ -110,8 +117,6 @@ def statement(step: Step, picked: str | None = None) -> LiteralString:
 ){logged}
 SELECT moved.n, moved.id, moved.queue, moved.state, moved.attempt, moved.run_at, moved.lease_number,
     moved.lease_expires_at{hint} FROM moved"""
-    # Nothing in the text comes from a caller: it is built of this module's and the lifecycle's constants.
-    return cast("LiteralString", sql)
 
 
 def _assignments(step: Step) -> dict[str, str]:
@@ -189,7 +194,7 @@ def _due(step: Step) -> dict[str, str]:
 
 
 def _errors(kind: str) -> str:
-    facts = "'attempt', j.attempt, 'at', now(), 'worker', j.worker"
+    facts = f"'attempt', j.attempt, 'at', {NOW_TEXT}, 'worker', j.worker"
     if kind == "worker":
         entry = f"i.error || jsonb_build_object({facts})"
     elif kind == "callback_failed":
@@ -197,8 +202,7 @@ def _errors(kind: str) -> str:
     else:
         entry = f"jsonb_build_object('kind', '{kind}', 'message', '{_SAID[kind]}', {facts})"
     kept = (
-        f"CASE WHEN jsonb_array_length(j.errors) >= {ERRORS_KEPT} THEN j.errors - 0"
-        " ELSE coalesce(j.errors, '[]') END"
+        f"CASE WHEN jsonb_array_length(j.errors) >= {ERRORS_KEPT} THEN j.errors - 0 ELSE coalesce(j.errors, '[]') END"
     )
     return f"{kept} || jsonb_build_array({entry})"
 
@@ -234,9 +238,11 @@ _DIAGNOSE = f"""SELECT i.n, j.state, j.attempt, j.lease_number, j.settled_as, j.
     EXISTS (SELECT FROM towpath.job_events AS e
             WHERE e.job_id = j.id AND e.lease_number = j.lease_number AND e.step = 'redrive') AS redriven,
     j.result IS NOT DISTINCT FROM i.result AS same_result,
-    j.lease_expires_at, now() AS now
+    j.lease_expires_at, now() AS now, w.id AS wait_id, w.name AS wait_name, w.early AS wait_early,
+    w.resolved_as AS wait_resolved_as, w.payload::text AS wait_payload
 FROM jsonb_to_recordset(%(items)s) AS i({ITEM_COLUMNS}, step text)
-LEFT JOIN towpath.jobs AS j ON j.id = i.id"""
+LEFT JOIN towpath.jobs AS j ON j.id = i.id
+LEFT JOIN towpath.waits AS w ON w.id = i.wait_id AND w.job_id = i.id"""
 
 
 class Question(Item):
@@ -249,7 +255,8 @@ async def diagnose(connection: AsyncConnection[Any], questions: list[Question]) 
     """One read that tells, per item, what the job is now (`state` is None when there is no such job)."""
     cursor = connection.cursor(row_factory=namedtuple_row)
     await cursor.execute(_DIAGNOSE, {"items": msgspec.json.encode(questions).decode()})
-    return {row.n: row for row in await cursor.fetchall()}
+    rows: list[Any] = await cursor.fetchall()
+    return {row.n: row for row in rows}
 
 
 def lease_lost(question: Question, found: Any) -> Refusal:

@@ -113,7 +113,7 @@ class Maintenance:
                 sleep = _AFTER_ERROR_SECONDS
             except psycopg.Error as error:
                 # A row that the step can't be given: smaller batches until it is alone, then without it.
-                log.error("sweep failed", sweep=sweep.name, limit=limit, error=str(error).splitlines()[0])
+                log.warning("sweep failed", sweep=sweep.name, limit=limit, error=str(error).splitlines()[0])
                 if limit == 1:
                     excluded += await self._culprit(sweep, excluded)
                 limit = max(1, limit // 4)

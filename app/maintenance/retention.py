@@ -20,7 +20,9 @@ ORDER BY expires_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED"""
 
 
 def _deleting(name: str, table: LiteralString, key: LiteralString, pick: LiteralString, interval: float) -> Sweep:
-    delete: LiteralString = f"WITH old AS MATERIALIZED ({pick}) DELETE FROM towpath.{table} USING old WHERE {table}.{key} = old.{key}"
+    delete: LiteralString = (
+        f"WITH old AS MATERIALIZED ({pick}) DELETE FROM towpath.{table} USING old WHERE {table}.{key} = old.{key}"
+    )
 
     async def run(connection: AsyncConnection[Any], limit: int, excluded: list[Any]) -> int:
         return (await connection.execute(delete, {"limit": limit, "excluded": excluded})).rowcount

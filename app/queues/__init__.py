@@ -1,0 +1,1 @@
+"""Queues: defaults, pause, retention."""

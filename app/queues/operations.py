@@ -60,7 +60,9 @@ async def put_queue(database: Database, name: str, settings: QueueSettings) -> Q
 async def pause_queue(database: Database, name: str) -> Queue:
     """Stop claims from the queue. When this returns no process claims from it; repeating is harmless."""
     since = func.coalesce(_TABLE.c.paused_at, func.now())
-    return await _upsert(database, name, {"paused": True, "paused_at": func.now()}, {"paused": True, "paused_at": since})
+    return await _upsert(
+        database, name, {"paused": True, "paused_at": func.now()}, {"paused": True, "paused_at": since}
+    )
 
 
 async def resume_queue(database: Database, name: str) -> Queue:
@@ -73,7 +75,7 @@ async def _upsert(
 ) -> Queue:
     changed = {**(changes or values), "updated_at": func.now()}
     statement = (
-        insert(_TABLE)
+        insert(t.Queue)
         .values(name=name, **values)
         .on_conflict_do_update(index_elements=[_TABLE.c.name], set_=changed)
         .returning(*_COLUMNS)

@@ -1,0 +1,1 @@
+"""The worker's protocol: claim, heartbeat, settle."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, LiteralString, cast
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -11,7 +11,8 @@ from psycopg.rows import class_row
 
 _COLUMNS = """j.id, j.queue, j.kind, j.priority, j.attempt, j.max_attempts, j.snoozes, j.lease_number, j.run_at,
     j.created_at, j.lease_expires_at, j.deadline_at, j.lease_seconds, j.claim_id, j.tags, j.args::text,
-    j.metadata::text, j.progress::text, j.checkpoint::text, j.callback_results::text, (j.errors -> -1)::text AS last_error"""
+    j.metadata::text, j.progress::text, j.checkpoint::text, j.callback_results::text,
+    (j.errors -> -1)::text AS last_error"""
 
 # `queue_open` locks the queue's row, so that a pause waits for the claims before it and every later claim
 # sees it: FOR SHARE reads the row again after waiting, which the statement's snapshot would not.
@@ -109,7 +110,7 @@ async def claim(
 
     The connection is in autocommit: when this returns, the leases are durable.
     """
-    sql = cast("LiteralString", _CLAIM.replace("{kinds}", "AND kind = ANY(%(kinds)s)" if kinds else ""))
+    sql = _CLAIM.replace("{kinds}", "AND kind = ANY(%(kinds)s)" if kinds else "")
     parameters = {
         "queue": queue,
         "kinds": list(kinds),
@@ -126,9 +127,7 @@ async def claim(
     return [ClaimedJob(*row[1:]) for row in rows if row[1] is not None], paused
 
 
-async def held(
-    connection: AsyncConnection[Any], queues: Sequence[str], claim_ids: Sequence[UUID]
-) -> list[ClaimedJob]:
+async def held(connection: AsyncConnection[Any], queues: Sequence[str], claim_ids: Sequence[UUID]) -> list[ClaimedJob]:
     """What these claims still hold: the answer to a claim that is repeated, or whose commit is in doubt."""
     cursor = connection.cursor(row_factory=class_row(ClaimedJob))
     await cursor.execute(_HELD, {"queues": list(queues), "claim_ids": list(claim_ids)})

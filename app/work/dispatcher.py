@@ -12,8 +12,9 @@ a job that arrives in between is not missed.
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -72,7 +73,7 @@ class Dispatcher:
     def __init__(
         self,
         database: Database,
-        release: Callable[[list[ClaimedJob]], Awaitable[None]],
+        release: Callable[[list[ClaimedJob]], Coroutine[Any, Any, None]],
         *,
         safety_poll_seconds: float,
         max_waiting: int,

@@ -79,6 +79,4 @@ def _lost(pulse: Pulse, found: Any) -> Kept:
         # Twice in one flush: the statement kept the lease once, for the other.
         return Kept(job, "ok", found.state, found.lease_expires_at, server_time=found.now)
     why = _WHY.get(found.settled_as or "", "lost") if mine or found.state == "cancelled" else "lost"
-    return Kept(
-        job, why, found.state, server_time=found.now, attempt=found.attempt, settled_as=found.settled_as
-    )
+    return Kept(job, why, found.state, server_time=found.now, attempt=found.attempt, settled_as=found.settled_as)

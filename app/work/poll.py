@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 import uuid_utils
@@ -10,10 +11,10 @@ from msgspec import Raw
 from app.database.engine import Database
 from app.errors import unavailable
 from app.http.hot import ClientGone, Receive
+from app.jobs.lease import lease_token
 from app.signing import Signer
 from app.work.claim import ClaimedJob, held
 from app.work.dispatcher import Dispatcher, Waiter
-from app.jobs.lease import lease_token
 from app.work.schemas import ClaimAnswer, Claimed, ClaimRequest
 
 _ASK_AGAIN_SECONDS = {"empty": 0.0, "paused": 5.0, "draining": 1.0}
@@ -50,9 +51,10 @@ async def poll(
     )
     group = dispatcher.enter(tuple(dict.fromkeys(request.queues)), tuple(sorted(set(request.kinds))), waiter)
     leaving = asyncio.ensure_future(_client_gone(receive))
+    either: set[asyncio.Future[Any]] = {waiter.jobs, leaving}
     try:
         await asyncio.wait(
-            {waiter.jobs, leaving},
+            either,
             timeout=request.wait_seconds or _LOOK_SECONDS,
             return_when=asyncio.FIRST_COMPLETED,
         )

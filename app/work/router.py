@@ -14,15 +14,15 @@ from app.errors import Kind, Refusal, unknown_job
 from app.http import json
 from app.http.hot import Call, ClientGone, HotRoute, Reply
 from app.http.problems import answer_of
+from app.jobs.control import Order
+from app.jobs.lease import lease_number
+from app.jobs.schemas import CancelRequest, Controlled
+from app.lifecycle import CANCEL
 from app.settings import Settings
 from app.signing import Signer
 from app.work import schemas
 from app.work.dispatcher import Dispatcher
 from app.work.heartbeat import Kept, Pulse
-from app.jobs.control import Order
-from app.jobs.lease import lease_number
-from app.jobs.schemas import CancelRequest, Controlled
-from app.lifecycle import CANCEL
 from app.work.poll import HEARTBEATS_PER_LEASE, poll
 from app.work.schemas import (
     Beat,
@@ -32,10 +32,10 @@ from app.work.schemas import (
     HeartbeatMany,
     HeartbeatOne,
     Report,
+    Settled,
     SettleMany,
     SettleManyAnswer,
     SettlementResult,
-    Settled,
 )
 from app.work.settle import Outcome, outcome
 
@@ -131,6 +131,7 @@ def _beats(kept: list[Kept]) -> HeartbeatAnswer:
                 id=each.id,
                 status=each.status,  # type: ignore[arg-type]
                 state=each.state,
+                settled_as=each.settled_as,
                 lease_expires_at=each.lease_expires_at,
                 deadline_at=each.deadline_at,
             )
@@ -226,7 +227,7 @@ def _settle_route(verb: str, report: type[Any], *more: str) -> HotRoute:
         f"/v1/jobs/{{id}}/{verb}",
         settle_one(report),
         f"{verb}_job",
-        report.__doc__.splitlines()[0],
+        (report.__doc__ or "").splitlines()[0],
         report,
         {200: Settled},
         (*_LOST, *more),
@@ -234,15 +235,49 @@ def _settle_route(verb: str, report: type[Any], *more: str) -> HotRoute:
 
 
 ROUTES = (
-    HotRoute("/v1/claims", claim, "claim_jobs", "Take jobs, or wait for some.", ClaimRequest, {200: ClaimAnswer}, ("too-many-polls",)),
-    HotRoute("/v1/heartbeats", heartbeats, "heartbeat_jobs", "Keep many leases.", HeartbeatMany, {200: HeartbeatAnswer}),
-    HotRoute("/v1/jobs/{id}/heartbeat", heartbeat, "heartbeat_job", "Keep one lease.", HeartbeatOne, {200: HeartbeatAnswer}, _LOST),
-    HotRoute("/v1/settlements", settle_many, "settle_jobs", "Report many outcomes and take the next jobs.", SettleMany, {200: SettleManyAnswer}),
+    HotRoute(
+        "/v1/claims",
+        claim,
+        "claim_jobs",
+        "Take jobs, or wait for some.",
+        ClaimRequest,
+        {200: ClaimAnswer},
+        ("too-many-polls",),
+    ),
+    HotRoute(
+        "/v1/heartbeats", heartbeats, "heartbeat_jobs", "Keep many leases.", HeartbeatMany, {200: HeartbeatAnswer}
+    ),
+    HotRoute(
+        "/v1/jobs/{id}/heartbeat",
+        heartbeat,
+        "heartbeat_job",
+        "Keep one lease.",
+        HeartbeatOne,
+        {200: HeartbeatAnswer},
+        _LOST,
+    ),
+    HotRoute(
+        "/v1/settlements",
+        settle_many,
+        "settle_jobs",
+        "Report many outcomes and take the next jobs.",
+        SettleMany,
+        {200: SettleManyAnswer},
+    ),
     _settle_route("complete", schemas.Complete),
     _settle_route("retry", schemas.Retry),
     _settle_route("snooze", schemas.Snooze),
     _settle_route("park", schemas.Park, "unknown-wait", "wait-not-open"),
     _settle_route("fail", schemas.Fail),
     _settle_route("release", schemas.Release),
-    HotRoute("/v1/jobs/{id}/cancel", cancel, "cancel_job", "Cancel a job.", CancelRequest, {200: Controlled}, (*_LOST, "wrong-state"), "jobs"),
-)  # fmt: skip
+    HotRoute(
+        "/v1/jobs/{id}/cancel",
+        cancel,
+        "cancel_job",
+        "Cancel a job.",
+        CancelRequest,
+        {200: Controlled},
+        (*_LOST, "wrong-state"),
+        "jobs",
+    ),
+)

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 from uuid import UUID
 
-from msgspec import UNSET, Meta, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType, field
 
 from app.http.wire import Answer, Body, DelaySeconds, KindName, Lease, LeaseSeconds, QueueName, Reason, Time
 
@@ -85,6 +85,7 @@ class Beat(Answer, kw_only=True):
     id: UUID
     status: Literal["ok", "lost", "cancelled", "deadline", "unknown"]
     state: str | None
+    settled_as: Annotated[str | None, Meta(description="What ended the lease, your own report included.")]
     lease_expires_at: Time | None
     deadline_at: Time | None
 
@@ -116,7 +117,7 @@ class Retry(Body, kw_only=True):
     """It failed this time. Due again after `delay_seconds`, or the backoff; failed when attempts are used up."""
 
     lease: Lease
-    error: WorkError = WorkError(message="")
+    error: WorkError = field(default_factory=lambda: WorkError(message=""))
     delay_seconds: DelaySeconds | None = None
 
 
@@ -139,7 +140,7 @@ class Fail(Body, kw_only=True):
     """It failed and no attempt can help."""
 
     lease: Lease
-    error: WorkError = WorkError(message="")
+    error: WorkError = field(default_factory=lambda: WorkError(message=""))
 
 
 class Release(Body, kw_only=True):

