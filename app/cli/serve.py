@@ -3,12 +3,13 @@
 import asyncio
 import os
 import signal
-from contextlib import ExitStack
-from urllib.parse import urlsplit
+import sys
+from contextlib import ExitStack, suppress
 
 import structlog
 import typer
 import uvicorn
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
@@ -44,7 +45,9 @@ def serve(*, host: str, port: int, workers: int, embedded: bool, maintenance: bo
     """Serve until told to stop. Exits with a message when the database is not for this version."""
     settings = Settings()
     logging.configure(json=settings.log_json)
-    with ExitStack() as stack:
+    # The server gives the signal back once it has stopped, and then our own things must be stopped too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
         if embedded:
             from app.database.embedded import EmbeddedPostgres
 
@@ -93,8 +96,8 @@ def _check(settings: Settings) -> None:
 
 def _greet(host: str, port: int, settings: Settings) -> None:
     base = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104
-    database = urlsplit(settings.database_url)
-    where = f"{database.hostname or 'local socket'}{database.path}"
+    given = conninfo_to_dict(settings.database_url)
+    where = make_conninfo(**{name: str(value) for name, value in given.items() if name != "password"})
     typer.echo(
         f"\n  Towpath   {base}\n  API docs  {base}/docs\n  Database  {where}\n"
         f"  Data      {settings.data_directory.resolve()}\n\n  Try it:\n"

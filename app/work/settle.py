@@ -142,7 +142,12 @@ async def _explained(
 ) -> list[Settled | Exception]:
     questions = [
         Question(
-            n=n, id=each.item.id, lease_number=each.item.lease_number, result=each.item.result, step=each.step.name
+            n=n,
+            id=each.item.id,
+            lease_number=each.item.lease_number,
+            result=each.item.result,
+            wait_id=each.item.wait_id,
+            step=each.step.name,
         )
         for n, each in enumerate(outcomes)
         if n not in answers
