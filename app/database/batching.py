@@ -11,9 +11,8 @@ from typing import Generic, TypeVar
 
 import psycopg
 import structlog
-from psycopg import errors as pg
-from psycopg_pool import PoolTimeout
 
+from app.database.failures import TRANSIENT, is_away, refusal_of
 from app.errors import Kind, Refusal, unavailable
 
 log = structlog.get_logger(__name__)
@@ -21,19 +20,7 @@ log = structlog.get_logger(__name__)
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-# Deadlock and serialization failures are the database's way to say: once more.
-_TRANSIENT = (pg.DeadlockDetected, pg.SerializationFailure)
 _DELAYS_WHEN_AWAY = (0.02, 0.2, 0.5, 1.0, 2.0)
-
-
-def is_away(error: BaseException) -> bool:
-    """The database or the connection is gone: nothing is wrong with what was sent."""
-    if isinstance(error, PoolTimeout | pg.AdminShutdown | pg.CrashShutdown | pg.CannotConnectNow):
-        return True
-    if isinstance(error, pg.TooManyConnections | pg.ReadOnlySqlTransaction | pg.DiskFull):
-        return True
-    # A failure of the connection itself has no SQLSTATE.
-    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and error.sqlstate is None
 
 
 class Batcher(Generic[Item, Answer]):
@@ -133,7 +120,10 @@ class Batcher(Generic[Item, Answer]):
                 await self._answer(taken[:middle])
                 await self._answer(taken[middle:])
                 return
-            answers = [self._said(error)] * len(taken)
+            refusal = refusal_of(error)
+            if refusal is None and not isinstance(error, Refusal):
+                log.exception("flush failed", batch=self.name, items=len(taken))
+            answers = [refusal or error] * len(taken)
         for (_, future), answer in zip(taken, answers, strict=True):
             if future.done():
                 continue
@@ -146,7 +136,7 @@ class Batcher(Generic[Item, Answer]):
         for delay in _DELAYS_WHEN_AWAY:
             try:
                 return await self._flush(items)
-            except _TRANSIENT:
+            except TRANSIENT:
                 continue
             except psycopg.Error as error:
                 if not is_away(error):
@@ -154,16 +144,3 @@ class Batcher(Generic[Item, Answer]):
                 log.warning("flush repeated: the database is away", batch=self.name, items=len(items))
                 await asyncio.sleep(delay)
         return await self._flush(items)
-
-    def _said(self, error: Exception) -> Exception:
-        match error:
-            case Refusal():
-                return error
-            case pg.LockNotAvailable() | pg.QueryCanceled():
-                return unavailable("Something else holds the job's row; nothing was changed.")
-            case pg.DataError() | pg.IntegrityError() | pg.ProgramLimitExceeded():
-                log.warning("value refused by the database", batch=self.name, sqlstate=error.sqlstate)
-                return Refusal(Kind.INVALID, "invalid-field", "PostgreSQL can't hold a value of this request.")
-            case psycopg.Error() if is_away(error):
-                return unavailable("The database is away; whether the request took effect is not known. Repeat it.")
-        return error

@@ -85,9 +85,10 @@ async def opened(settings: Settings) -> AsyncIterator[Database]:
         min_size=1,
         max_size=settings.hot_connections,
         kwargs={"autocommit": True, "prepare_threshold": 0},
-        timeout=5,
+        # Short, since a new request is what makes the pool try again: it would double its delay up to the limit.
+        timeout=3,
+        reconnect_timeout=3,
         max_idle=60,
-        reconnect_timeout=10,
         open=False,
         name="hot",
     )

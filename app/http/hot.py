@@ -8,7 +8,6 @@ OpenAPI, made from the same types. A handler takes a `Call` and returns a `Reply
         return Reply(200, await runtime.settle(...))
 """
 
-import asyncio
 import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -21,7 +20,7 @@ import structlog
 
 from app.errors import Kind, Refusal, unknown_job
 from app.http import json
-from app.http.problems import MEDIA_TYPE, answer_of, internal_error
+from app.http.problems import MEDIA_TYPE, answer_to
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -147,14 +146,9 @@ class HotRoutes:
             status, body, headers = reply.status, json.encode(reply.body), (_JSON, *reply.headers)
         except ClientGone:
             return
-        except Refusal as refusal:
-            status, body, extra = answer_of(refusal)
-            headers = (_PROBLEM, *((key.encode(), value.encode()) for key, value in extra.items()))
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
-            status, body = internal_error(error)
-            headers = (_PROBLEM,)
+            status, body, extra = answer_to(error)
+            headers = (_PROBLEM, *((key.encode(), value.encode()) for key, value in extra.items()))
         start = [*headers, (b"content-length", b"%d" % len(body)), (b"x-request-id", request_id)]
         await send({"type": "http.response.start", "status": status, "headers": start})
         await send({"type": "http.response.body", "body": body})

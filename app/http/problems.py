@@ -5,11 +5,14 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
+import psycopg
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
+from app.database.failures import refusal_of
 from app.errors import FieldError, Kind, Refusal, invalid
 
 log = structlog.get_logger(__name__)
@@ -76,29 +79,30 @@ def answer_of(refusal: Refusal) -> tuple[int, bytes, dict[str, str]]:
     return status, document(refusal.code, status, refusal.detail, refusal.facts), headers
 
 
-def refusal_response(refusal: Refusal) -> Response:
-    """A refusal as a response of the framework."""
-    status, body, headers = answer_of(refusal)
-    return Response(body, status, headers, MEDIA_TYPE)
-
-
-def internal_error(error: Exception) -> tuple[int, bytes]:
-    """The answer to a bug: logged with its trace, told without it."""
+def answer_to(error: Exception) -> tuple[int, bytes, dict[str, str]]:
+    """Status, body and extra headers for anything that went wrong. A bug is logged with its trace, told without it."""
+    refusal = error if isinstance(error, Refusal) else refusal_of(error)
+    if refusal is not None:
+        return answer_of(refusal)
     log.error("unexpected error", exc_info=error)
-    return 500, document("internal-error", 500, "The request failed for a reason that is ours.", {})
+    return 500, document("internal-error", 500, "The request failed for a reason that is ours.", {}), {}
+
+
+def _response(error: Exception) -> Response:
+    status, body, headers = answer_to(error)
+    return Response(body, status, headers, MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
     """Every refusal of the application, the framework's own included, becomes a problem document."""
 
-    async def refused(_: Request, error: Exception) -> Response:
-        assert isinstance(error, Refusal)
-        return refusal_response(error)
+    async def answered(_: Request, error: Exception) -> Response:
+        return _response(error)
 
     async def bad_parameters(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         errors = (FieldError(str(item["loc"][-1]), item["msg"][0].lower() + item["msg"][1:]) for item in error.errors())
-        return refusal_response(invalid(*errors))
+        return _response(invalid(*errors))
 
     async def by_framework(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -107,11 +111,7 @@ def install(app: FastAPI) -> None:
         body = document(code, error.status_code, detail, {})
         return Response(body, error.status_code, error.headers, MEDIA_TYPE)
 
-    async def unexpected(_: Request, error: Exception) -> Response:
-        status, body = internal_error(error)
-        return Response(body, status, media_type=MEDIA_TYPE)
-
-    app.add_exception_handler(Refusal, refused)
+    for kind in (Refusal, psycopg.Error, SQLAlchemyError, Exception):
+        app.add_exception_handler(kind, answered)
     app.add_exception_handler(RequestValidationError, bad_parameters)
     app.add_exception_handler(HTTPException, by_framework)
-    app.add_exception_handler(Exception, unexpected)

@@ -20,8 +20,8 @@ from uuid import UUID
 import psycopg
 import structlog
 
-from app.database.batching import is_away
 from app.database.engine import Database
+from app.database.failures import is_away
 from app.errors import Kind, Refusal
 from app.work.claim import ClaimedJob, Wanted, claim, held
 
