@@ -73,6 +73,8 @@ CREATE TABLE towpath.jobs (
     CONSTRAINT jobs_priority CHECK (priority BETWEEN 1 AND 4),
     CONSTRAINT jobs_max_attempts CHECK (max_attempts BETWEEN 1 AND 1000),
     CONSTRAINT jobs_attempt CHECK (attempt BETWEEN 0 AND max_attempts),
+    -- What may be claimed has an attempt left, so that a claim can't fail for one job of its set.
+    CONSTRAINT jobs_attempt_left CHECK (attempt < max_attempts OR NOT (state IN ('available', 'retryable', 'scheduled'))),
     CONSTRAINT jobs_final_time CHECK ((state IN ('cancelled', 'completed', 'failed')) = (finished_at IS NOT NULL)),
     CONSTRAINT jobs_running_lease CHECK (state <> 'running'
         OR (lease_expires_at IS NOT NULL AND claim_id IS NOT NULL AND lease_number > 0 AND attempt > 0)),

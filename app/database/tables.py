@@ -145,6 +145,8 @@ class Job(Table):
         CheckConstraint(_range("priority", PRIORITIES), "jobs_priority"),
         CheckConstraint(_range("max_attempts", MAX_ATTEMPTS_RANGE), "jobs_max_attempts"),
         CheckConstraint("attempt BETWEEN 0 AND max_attempts", "jobs_attempt"),
+        # What may be claimed has an attempt left, so that a claim can't fail for one job of its set.
+        CheckConstraint(f"attempt < max_attempts OR NOT ({one_of('state', PENDING)})", "jobs_attempt_left"),
         CheckConstraint(f"timeout_seconds {_YEAR}", "jobs_timeout_seconds"),
         CheckConstraint(f"({one_of('state', FINAL)}) = (finished_at IS NOT NULL)", "jobs_final_time"),
         CheckConstraint(

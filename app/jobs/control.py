@@ -22,7 +22,7 @@ _CHANGE = """UPDATE towpath.jobs AS j SET
     claim_order = coalesce(greatest(now(), %(run_at)s), j.run_at)
         + (coalesce(%(priority)s, j.priority) - 1) * coalesce((SELECT coalesce(q.aging_seconds * interval '1 s',
             interval '36500 days') FROM towpath.queues AS q WHERE q.name = j.queue), interval '600 s')
-WHERE j.id = %(id)s AND (j.state || '') = ANY(%(pending)s) AND j.attempt <= coalesce(%(max_attempts)s, j.max_attempts)
+WHERE j.id = %(id)s AND (j.state || '') = ANY(%(pending)s) AND j.attempt < coalesce(%(max_attempts)s, j.max_attempts)
 RETURNING j.state, j.queue, j.run_at > now() AS later"""
 _NOTIFY = "SELECT pg_notify('towpath', %s)"
 

@@ -13,11 +13,12 @@ _PARKED = """SELECT j.id FROM towpath.waits AS w JOIN towpath.jobs AS j ON j.wai
     AND j.id = w.job_id
 WHERE w.state = 'open' AND w.deadline_at <= now() AND j.id <> ALL(%(excluded)s::uuid[])
 ORDER BY w.deadline_at LIMIT %(limit)s FOR UPDATE OF j, w SKIP LOCKED"""
-# After the jobs: what is still open and over belongs to an attempt that never parked on it.
+# After the jobs: what is still open and over belongs to an attempt that never parked on it. With the job's row
+# locked, so that nobody parks on the wait while it is closed: that job would wait for ever.
 _CLOSE = """UPDATE towpath.waits SET state = 'expired' WHERE id IN (
     SELECT w.id FROM towpath.waits AS w JOIN towpath.jobs AS j ON j.id = w.job_id
     WHERE w.state = 'open' AND w.deadline_at <= now() AND j.waiting_on IS DISTINCT FROM w.id
-    LIMIT %(limit)s FOR UPDATE OF w SKIP LOCKED)"""
+    LIMIT %(limit)s FOR UPDATE OF j, w SKIP LOCKED)"""
 _NEXT_WAIT = "SELECT extract(epoch FROM min(deadline_at) - now())::float8 FROM towpath.waits WHERE state = 'open'"
 
 _UNSTARTED = """SELECT id FROM towpath.jobs
