@@ -5,6 +5,7 @@ database's CHECK constraints and triggers, the enums of the OpenAPI document, th
 tests that go through the full product of states and steps. It is pure: no I/O, no clock.
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -208,7 +209,9 @@ class Backoff:
         """The shortest and the longest delay after `attempt` failed."""
         match self.kind:
             case "exponential":
-                grown = self.base_seconds * self.factor ** min(attempt - 1, 64)
+                # In logarithms, as in the database: factor ^ attempt overflows.
+                grows = math.log(self.factor) * (attempt - 1)
+                grown = math.exp(min(math.log(self.base_seconds) + grows, 700)) if self.base_seconds else 0.0
             case "linear":
                 grown = self.base_seconds * attempt
             case _:

@@ -62,6 +62,8 @@ class Group:
     waiters: dict[Waiter, None] = field(default_factory=dict)
     unlooked: dict[Waiter, set[str]] = field(default_factory=dict)
     """Waiters that have not had a look at each of their queues since they came, with those queues."""
+    doubtful: dict[Waiter, None] = field(default_factory=dict)
+    """Waiters of claims whose connection died: nobody knows yet whether they were committed."""
     dirty: set[str] = field(default_factory=set)
     paused: set[str] = field(default_factory=set)
     task: asyncio.Task[None] | None = None
@@ -145,8 +147,7 @@ class Dispatcher:
 
     async def drained(self) -> None:
         """Returns when no claim or release is on its way."""
-        tasks = {group.task for group in self._groups.values() if group.task} | self._releases
-        if tasks:
+        while tasks := {group.task for group in self._groups.values() if group.task} | self._releases:
             await asyncio.wait(tasks)
 
     def give_back(self, jobs: list[ClaimedJob]) -> None:
@@ -172,15 +173,21 @@ class Dispatcher:
 
     async def _serve(self, group: Group) -> None:
         try:
-            while group.waiters and (queue := next((q for q in group.queues if q in group.dirty), None)):
+            while group.doubtful or (group.waiters and group.dirty):
+                queue = next((q for q in group.queues if q in group.dirty), "")
                 # Clean before the look: what arrives during it makes the queue dirty again.
                 group.dirty.discard(queue)
                 try:
-                    if await self._claim(group, queue):
+                    if group.doubtful:
+                        await self._recover(group)
+                    if queue and await self._claim(group, queue):
                         group.dirty.add(queue)
                 except psycopg.Error as error:
                     log.warning("claim failed", queue=queue, error=type(error).__name__, away=is_away(error))
-                    group.dirty.add(queue)
+                    if queue:
+                        group.dirty.add(queue)
+                    if self.draining:
+                        break
                     await asyncio.sleep(_RETRY_SECONDS)
         finally:
             group.task = None
@@ -213,7 +220,7 @@ class Dispatcher:
                 jobs, paused = await claim(connection, queue, group.kinds, wanted)
         except psycopg.Error as error:
             if is_away(error):
-                await self._recover(group, line)
+                group.doubtful.update(dict.fromkeys(line))
             raise
         (group.paused.add if paused else group.paused.discard)(queue)
         for waiter, share in zip(line, wanted, strict=True):
@@ -244,10 +251,11 @@ class Dispatcher:
         group.waiters.pop(waiter, None)
         group.unlooked.pop(waiter, None)
 
-    async def _recover(self, group: Group, line: list[Waiter]) -> None:
-        """The connection died during a claim: if it was committed, the jobs are held under the waiters' ids."""
-        await asyncio.sleep(_RETRY_SECONDS)
+    async def _recover(self, group: Group) -> None:
+        """Deal out what a claim whose connection died did commit: it is held under the waiters' ids."""
+        claim_ids = [waiter.claim_id for waiter in group.doubtful]
         async with self._database.hot.connection() as connection:
-            jobs = await held(connection, group.queues, [waiter.claim_id for waiter in line])
-        for waiter in line:
+            jobs = await held(connection, group.queues, claim_ids)
+        doubtful, group.doubtful = group.doubtful, {}
+        for waiter in doubtful:
             self._deal(group, waiter, [job for job in jobs if job.claim_id == waiter.claim_id])
