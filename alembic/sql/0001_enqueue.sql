@@ -13,7 +13,8 @@ LANGUAGE sql STABLE AS $$
     SELECT least(cap, least(cap, CASE policy->>'kind'
             WHEN 'linear' THEN base * attempt
             WHEN 'fixed' THEN base
-            ELSE exp(least(ln(greatest(base, 1e-9)) + (attempt - 1) * ln(factor), ln(greatest(cap, 1e-9)) + 1))
+            ELSE sign(base) * exp(least(ln(greatest(base, 1e-300)) + (attempt - 1) * ln(factor),
+                ln(greatest(cap, 1e-9)) + 1))
         END) * (1 + jitter * abs(hashtextextended(job::text, attempt) % 1000) / 1000.0))
     FROM (SELECT coalesce((policy->>'base_seconds')::float8, 2) AS base,
                  coalesce((policy->>'factor')::float8, 2) AS factor,

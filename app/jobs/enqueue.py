@@ -31,7 +31,7 @@ _REPLAY = "SELECT r, answer::text, differences FROM towpath.replay_answers(%(ite
 
 
 class Row(msgspec.Struct, omit_defaults=True):
-    """A checked job on its way to `towpath.insert_jobs`; `r` and `n` are set by the flush."""
+    """A checked job on its way to `towpath.insert_jobs`: `n` is its place in its request, `r` the request's number."""
 
     id: UUID
     queue: str
@@ -46,6 +46,7 @@ class Row(msgspec.Struct, omit_defaults=True):
     start_by: Any = None
     tags: Sequence[str] = ()
     metadata: Raw | None = None
+    # No place has the default: it would be left out of the JSON.
     r: int = -1
     n: int = -1
 
@@ -105,6 +106,7 @@ def checked(body: bytes | Raw, max_bytes: int) -> Row:
         start_by=job.start_by,
         tags=job.tags,
         metadata=metadata,
+        n=0,
     )
 
 
@@ -120,11 +122,12 @@ class Enqueuer:
         rows: list[Row] = []
         keys: list[dict[str, Any]] = []
         for r, request in enumerate(requests):
-            for n, row in enumerate(request.rows):
-                row.r, row.n = r, n
+            for row in request.rows:
+                row.r = r
             rows += request.rows
             if request.key is not None:
                 keys.append({"r": r, "key": request.key, "batch": request.batch, "keep_seconds": request.keep_seconds})
+        sent = {(row.r, row.n): row for row in rows}
         parameters = {"items": msgspec.json.encode(rows).decode(), "keys": msgspec.json.encode(keys).decode()}
         async with self._database.hot.connection() as connection:
             await self._ensure_queues(connection, rows)
@@ -136,7 +139,7 @@ class Enqueuer:
                 if not is_new:
                     repeated = True
                     continue
-                row = requests[r].rows[n]
+                row = sent[r, n]
                 receipts[r].append(
                     Receipt(
                         id=row.id,

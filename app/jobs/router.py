@@ -92,7 +92,9 @@ async def enqueue_batch(call: Call) -> Reply:
     rows, problems = [], {}
     for n, job in enumerate(batch.jobs):
         try:
-            rows.append(checked(job, settings.max_body_bytes))
+            row = checked(job, settings.max_body_bytes)
+            row.n = n
+            rows.append(row)
         except Refusal as refusal:
             problems[n] = refusal
     if problems and (batch.mode == "atomic" or not rows):
