@@ -1,7 +1,7 @@
 """Applies a lifecycle step to a set of jobs, in one guarded statement.
 
 Besides the claim (`work/claim.py`) and the insert (`towpath.insert_jobs`), nothing sets a job's state. The SQL
-is built once per step from the rule in `lifecycle.py`; `tests/jobs/test_transition_sql.py` keeps it readable.
+is built once per step from the rule in `lifecycle.py`; `tests/statements/test_transition_sql.py` keeps it readable.
 
 A statement takes `items`, a JSON array that names the jobs, and returns a row for each job that moved. A job
 that did not move is no error here: `diagnose` tells why.

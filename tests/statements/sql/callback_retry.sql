@@ -1,0 +1,23 @@
+WITH picked AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset(%(items)s) AS given(n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb, error jsonb, reason text, wait_id uuid, attached boolean, payload jsonb, wait_name text)
+), moved AS (
+    UPDATE towpath.jobs AS j SET
+        state = 'available',
+        attempt = 0,
+        settled_as = 'callback_retry',
+        lease_expires_at = NULL,
+        deadline_at = NULL,
+        waiting_on = NULL,
+        run_at = now(),
+        claim_order = now() + (j.claim_order - j.run_at),
+        callback_results = NULL
+    FROM picked AS i
+    WHERE j.id = i.id AND (j.state || '') IN ('waiting_external')
+    RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
+        j.cancel_reason, i.n, i.wait_name
+), logged AS (
+    INSERT INTO towpath.job_events (job_id, step, state, attempt, lease_number, worker, details)
+    SELECT id, 'callback_retry', state, attempt, lease_number, NULL, jsonb_strip_nulls(jsonb_build_object('wait', wait_name)) FROM moved
+)
+SELECT moved.n, moved.id, moved.queue, moved.state, moved.attempt, moved.run_at, moved.lease_number,
+    moved.lease_expires_at, pg_notify('towpath', 'available ' || moved.queue) FROM moved
