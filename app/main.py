@@ -26,6 +26,10 @@ from app.work.router import ROUTES as WORK_ROUTES
 HOT_ROUTES = (*ENQUEUE_ROUTES, *WORK_ROUTES)
 
 
+async def _answered_before() -> None:
+    raise AssertionError("the hot routes come first")
+
+
 def create_app(settings: Settings | None = None, *, maintenance: bool = True) -> FastAPI:
     """The service. Nothing is opened until its lifespan starts.
 
@@ -59,6 +63,9 @@ def create_app(settings: Settings | None = None, *, maintenance: bool = True) ->
     )
     for router in (jobs, callbacks, queues, dead_letters, health):
         app.include_router(router)
+    for route in HOT_ROUTES:
+        # Never called: it lets the framework answer 405 where only the method is wrong.
+        app.add_api_route(route.path, _answered_before, methods=["POST"], include_in_schema=False)
     problems.install(app)
     app.add_middleware(HotRoutes, routes=HOT_ROUTES)
     app.openapi = lambda: openapi.document(app, HOT_ROUTES)  # type: ignore[method-assign]
