@@ -58,6 +58,7 @@ def create_app(settings: Settings | None = None, *, maintenance: bool = True) ->
         lifespan=lifespan,
         docs_url="/docs",
         redoc_url=None,
+        redirect_slashes=False,
         openapi_url="/openapi.json",
         generate_unique_id_function=lambda route: route.name,
     )
