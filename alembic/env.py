@@ -1,6 +1,7 @@
 """How migrations run: one migrator at a time, and never waiting long for a lock that the service holds."""
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import NullPool, create_engine, text
 
 from alembic import context
@@ -14,8 +15,12 @@ _LOCK = "SELECT pg_advisory_lock(hashtext('towpath migrations'))"
 def run() -> None:
     """Upgrade, downgrade or compare the database that the command or the caller names."""
     url = context.config.attributes.get("url") or Settings().database_url
-    # The driver reads the URL: it may be any connection string that libpq knows.
-    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=NullPool)
+    # The driver reads the URL: it may be any connection string that libpq knows. A user who is named like our
+    # schema has it as the default one, and Alembic would then look for our tables under no name.
+    options = f"{conninfo_to_dict(url).get('options') or ''} -c search_path=public"
+    engine = create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(url, options=options), poolclass=NullPool
+    )
     with engine.connect() as connection:
         connection.execute(text(_LOCK))
         connection.execute(text("SET lock_timeout = '5s'"))

@@ -55,6 +55,10 @@ class ServiceThread:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
+    def waiting_polls(self) -> int:
+        """How many long polls wait in this service."""
+        return int(self.server.lifespan.state["runtime"].work.dispatcher.waiting)
+
     def stop(self) -> None:
         """As a SIGTERM would."""
         self.server.should_exit = True

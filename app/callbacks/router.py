@@ -52,6 +52,8 @@ def _of(request: Request) -> Callbacks:
     return callbacks
 
 
+_ANY = msgspec.json.Decoder(Raw)
+
 router = APIRouter(tags=["callbacks"])
 JobId = Annotated[UUID, Depends(job_id_in_path)]
 Token = Annotated[str, Path(max_length=200, description="From the URL that the worker passed on.")]
@@ -174,8 +176,9 @@ async def _payload(request: Request) -> Raw | None:
     body = await call.raw_body(callbacks.settings.max_body_bytes)
     if not body:
         return None
-    json.check(body)
-    return msgspec.json.decode(body, type=Raw)
+    payload = json.decode(body, _ANY)
+    json.check(payload, "")
+    return payload
 
 
 def _genuine(callbacks: Callbacks, token: str, verb: str) -> UUID:

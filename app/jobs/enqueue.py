@@ -76,7 +76,7 @@ class Enqueued:
 
 def checked(body: bytes | Raw, max_bytes: int) -> Row:
     """A job's JSON as a row, with a new id. Raises Refusal with a pointer to the bad field."""
-    job = json.decode(bytes(body), _NEW_JOB)
+    job = json.decode(body, _NEW_JOB)
     if job.run_at is not None and job.delay_seconds is not None:
         raise invalid(FieldError("/delay_seconds", "cannot be given with run_at"))
     args = _NO_ARGS if job.args is UNSET else job.args

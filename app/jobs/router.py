@@ -2,12 +2,12 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from app.database.batching import Batcher
 from app.database.engine import Database
@@ -18,6 +18,7 @@ from app.http.hot import Call, HotRoute, Reply
 from app.http.openapi import documented
 from app.http.pagination import PageCursor, PageLimit
 from app.http.problems import answer_of
+from app.http.wire import Body
 from app.jobs import read
 from app.jobs.control import Order, change
 from app.jobs.enqueue import Enqueued, checked
@@ -49,7 +50,14 @@ class Jobs:
     finished: Watch
 
 
-_NEW_JOBS = msgspec.json.Decoder(NewJobs)
+class _Batch(Body, kw_only=True):
+    """`NewJobs` before its jobs are decoded, so that one bad job does not hide the others."""
+
+    jobs: Annotated[list[Raw], Meta(min_length=1, max_length=1000)]
+    mode: Literal["atomic", "each"] = "atomic"
+
+
+_BATCH = msgspec.json.Decoder(_Batch)
 _REPLAYED = ((b"idempotency-replayed", b"true"),)
 
 
@@ -88,7 +96,7 @@ async def enqueue_batch(call: Call) -> Reply:
     jobs = _jobs(call)
     settings = jobs.settings
     key = _idempotency_key(call)
-    batch = await call.body(_NEW_JOBS, settings.max_batch_body_bytes)
+    batch = await call.envelope(_BATCH, settings.max_batch_body_bytes)
     rows, problems = [], {}
     for n, job in enumerate(batch.jobs):
         try:

@@ -46,7 +46,7 @@ class NewJob(Body, kw_only=True):
 class NewJobs(Body, kw_only=True):
     """Many jobs. `atomic`: all or none. `each`: the good ones go in, each bad one is told."""
 
-    jobs: Annotated[list[Raw], Meta(min_length=1, max_length=1000)]
+    jobs: Annotated[list[NewJob], Meta(min_length=1, max_length=1000)]
     mode: Literal["atomic", "each"] = "atomic"
 
 

@@ -90,6 +90,11 @@ class Dispatcher:
         self._releases: set[asyncio.Task[None]] = set()
         self.draining = False
 
+    @property
+    def waiting(self) -> int:
+        """How many polls wait."""
+        return self._waiting
+
     def enter(self, queues: tuple[str, ...], kinds: tuple[str, ...], waiter: Waiter) -> Group:
         """Put a waiter in line and look for it. Raises Refusal when the process has too many polls."""
         if self._waiting >= self._max_waiting:

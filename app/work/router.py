@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Meta, Raw
 
 from app.database.batching import Batcher
 from app.database.engine import Database
@@ -14,6 +14,7 @@ from app.errors import Kind, Refusal, unknown_job
 from app.http import json
 from app.http.hot import Call, ClientGone, HotRoute, Reply
 from app.http.problems import answer_of
+from app.http.wire import Body
 from app.jobs.control import Order
 from app.jobs.lease import lease_number
 from app.jobs.schemas import CancelRequest, Controlled
@@ -29,12 +30,14 @@ from app.work.schemas import (
     ClaimAnswer,
     ClaimRequest,
     HeartbeatAnswer,
+    HeartbeatItem,
     HeartbeatMany,
     HeartbeatOne,
     Report,
     Settled,
     SettleMany,
     SettleManyAnswer,
+    Settlement,
     SettlementResult,
 )
 from app.work.settle import Outcome, outcome
@@ -54,9 +57,26 @@ class Work:
 
 _CLAIM = msgspec.json.Decoder(ClaimRequest)
 _BEAT_ONE = msgspec.json.Decoder(HeartbeatOne)
-_BEAT_MANY = msgspec.json.Decoder(HeartbeatMany)
+_BEAT_ITEM = msgspec.json.Decoder(HeartbeatItem)
 _CANCEL = msgspec.json.Decoder(CancelRequest)
-_SETTLE_MANY = msgspec.json.Decoder(SettleMany)
+_SETTLEMENT: msgspec.json.Decoder[Settlement] = msgspec.json.Decoder(Settlement)
+
+
+class _Beats(Body, kw_only=True):
+    """`HeartbeatMany` before its items are decoded: one bad item must not cost the others their leases."""
+
+    heartbeats: Annotated[list[Raw], Meta(min_length=1, max_length=1000)]
+
+
+class _Settlements(Body, kw_only=True):
+    """`SettleMany` before its items are decoded: each is answered by itself."""
+
+    settlements: Annotated[list[Raw], Meta(max_length=1000)] = []
+    claim: ClaimRequest | None = None
+
+
+_BEATS = msgspec.json.Decoder(_Beats)
+_SETTLEMENTS = msgspec.json.Decoder(_Settlements)
 
 
 def _work(call: Call) -> Work:
@@ -99,21 +119,28 @@ async def heartbeat(call: Call) -> Reply:
 async def heartbeats(call: Call) -> Reply:
     """Keep many leases."""
     work = _work(call)
-    many = await call.body(_BEAT_MANY, work.settings.max_batch_body_bytes)
-    pulses = [_pulse(work, beat.id, beat, f"/heartbeats/{n}") for n, beat in enumerate(many.heartbeats)]
+    many = await call.envelope(_BEATS, work.settings.max_batch_body_bytes)
+    pulses: list[Pulse] = []
+    refused: dict[int, Refusal] = {}
+    for n, raw in enumerate(many.heartbeats):
+        try:
+            beat = json.decode(raw, _BEAT_ITEM, f"/heartbeats/{n}")
+            pulses.append(_pulse(work, beat.id, beat, f"/heartbeats/{n}"))
+        except Refusal as refusal:
+            refused[n] = refusal
     kept: list[Kept] = []
     for result in await work.heartbeats.submit_all(pulses):
         if isinstance(result, Exception):
             raise result
         kept.append(result)
-    return Reply(200, _beats(kept))
+    return Reply(200, _beats(kept, refused))
 
 
 def _pulse(work: Work, job_id: UUID, beat: HeartbeatOne, pointer: str = "") -> Pulse:
     for name in ("progress", "checkpoint"):
         value = getattr(beat, name)
         if value is not UNSET:
-            json.check(value, pointer=f"{pointer}/{name}")
+            json.check(value, f"{pointer}/{name}")
     return Pulse(
         id=str(job_id),
         lease_number=lease_number(work.signer, job_id, beat.lease),
@@ -123,21 +150,35 @@ def _pulse(work: Work, job_id: UUID, beat: HeartbeatOne, pointer: str = "") -> P
     )
 
 
-def _beats(kept: list[Kept]) -> HeartbeatAnswer:
+def _beats(kept: list[Kept], refused: dict[int, Refusal] | None = None) -> HeartbeatAnswer:
     seconds = [each.lease_seconds for each in kept if each.lease_seconds]
-    return HeartbeatAnswer(
-        heartbeats=[
+    beats = [
+        Beat(
+            id=each.id,
+            status=each.status,  # type: ignore[arg-type]
+            state=each.state,
+            settled_as=each.settled_as,
+            lease_expires_at=each.lease_expires_at,
+            deadline_at=each.deadline_at,
+        )
+        for each in kept
+    ]
+    for n, refusal in (refused or {}).items():
+        beats.insert(
+            n,
             Beat(
-                id=each.id,
-                status=each.status,  # type: ignore[arg-type]
-                state=each.state,
-                settled_as=each.settled_as,
-                lease_expires_at=each.lease_expires_at,
-                deadline_at=each.deadline_at,
-            )
-            for each in kept
-        ],
-        server_time=kept[0].server_time,
+                id=None,
+                status="refused",
+                state=None,
+                settled_as=None,
+                lease_expires_at=None,
+                deadline_at=None,
+                problem=Raw(answer_of(refusal)[1]),
+            ),
+        )
+    return HeartbeatAnswer(
+        heartbeats=beats,
+        server_time=kept[0].server_time if kept else None,
         next_heartbeat_seconds=min(seconds, default=60.0) / HEARTBEATS_PER_LEASE,
     )
 
@@ -184,19 +225,21 @@ async def cancel(call: Call) -> Reply:
 async def settle_many(call: Call) -> Reply:
     """Report many outcomes, each answered by itself, and take the next jobs."""
     work = _work(call)
-    many = await call.body(_SETTLE_MANY, work.settings.max_batch_body_bytes)
+    many = await call.envelope(_SETTLEMENTS, work.settings.max_batch_body_bytes)
     outcomes: list[Outcome] = []
-    answers: list[Settled | Exception | None] = []
-    for n, settlement in enumerate(many.settlements):
+    answers: list[tuple[UUID | None, Settled | Exception | None]] = []
+    for n, raw in enumerate(many.settlements):
+        job_id = None
         try:
-            outcomes.append(_outcome(work, settlement.id, settlement, f"/settlements/{n}"))
-            answers.append(None)
+            settlement = json.decode(raw, _SETTLEMENT, f"/settlements/{n}")
+            job_id = settlement.id
+            outcomes.append(_outcome(work, job_id, settlement, f"/settlements/{n}"))
+            answers.append((job_id, None))
         except Refusal as refusal:
-            answers.append(refusal)
+            answers.append((job_id, refusal))
     settled = iter(await work.settlements.submit_all(outcomes))
     results = [
-        _result(n, settlement.id, next(settled) if answer is None else answer)
-        for n, (settlement, answer) in enumerate(zip(many.settlements, answers, strict=True))
+        _result(n, job_id, next(settled) if answer is None else answer) for n, (job_id, answer) in enumerate(answers)
     ]
     claimed, problem = None, None
     if many.claim:
@@ -210,7 +253,7 @@ async def settle_many(call: Call) -> Reply:
     return Reply(200, SettleManyAnswer(settlements=results, claim=claimed, claim_problem=problem))
 
 
-def _result(n: int, job_id: UUID, answer: Settled | Exception) -> SettlementResult:
+def _result(n: int, job_id: UUID | None, answer: Settled | Exception) -> SettlementResult:
     if isinstance(answer, Refusal):
         status, body, _ = answer_of(answer)
         return SettlementResult(index=n, id=job_id, status=status, settled=None, problem=Raw(body))

@@ -80,21 +80,22 @@ class HeartbeatMany(Body, kw_only=True):
 
 
 class Beat(Answer, kw_only=True):
-    """What became of one lease. Stop the work unless `status` is `ok`."""
+    """What became of one lease. Stop the work unless `status` is `ok`, or `refused`: then `problem` says why."""
 
-    id: UUID
-    status: Literal["ok", "lost", "cancelled", "deadline", "unknown"]
+    id: UUID | None
+    status: Literal["ok", "lost", "cancelled", "deadline", "unknown", "refused"]
     state: str | None
     settled_as: Annotated[str | None, Meta(description="What ended the lease, your own report included.")]
     lease_expires_at: Time | None
     deadline_at: Time | None
+    problem: Raw | None = None
 
 
 class HeartbeatAnswer(Answer, kw_only=True):
     """One beat per heartbeat, in the order sent."""
 
     heartbeats: list[Beat]
-    server_time: Time
+    server_time: Time | None
     next_heartbeat_seconds: float
 
 
@@ -234,7 +235,7 @@ class SettlementResult(Answer, kw_only=True):
     """One outcome of many: `status` is what the single call would have answered."""
 
     index: int
-    id: UUID
+    id: UUID | None
     status: int
     settled: Settled | None
     problem: Raw | None
