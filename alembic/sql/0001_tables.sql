@@ -121,7 +121,8 @@ CREATE TABLE towpath.waits (
     resolved_as  text
         CONSTRAINT waits_resolved_as CHECK (resolved_as IN ('complete', 'fail', 'resume', 'retry')),
     resolved_at  timestamptz,
-    early        boolean NOT NULL DEFAULT false,
+    early        boolean NOT NULL DEFAULT false, -- it came before the park
+    delivered    boolean NOT NULL DEFAULT false, -- and the park has found it
     payload      jsonb,
     CONSTRAINT waits_resolution CHECK ((state = 'resolved') = (resolved_as IS NOT NULL AND resolved_at IS NOT NULL)),
     CONSTRAINT waits_name_once UNIQUE (job_id, lease_number, name)

@@ -14,7 +14,7 @@ from app.database.engine import Database
 from app.errors import Kind, Refusal
 from app.jobs.transition import ITEM_COLUMNS, Item, Question, apply, diagnose, lease_lost, lock_jobs
 
-_PARKABLE = f"""SELECT i.n, w.id AS wait_id, w.name, w.state, w.resolved_as, w.payload::text AS payload
+_PARKABLE = f"""SELECT i.n, w.id AS wait_id, w.name, w.state, w.delivered, w.resolved_as, w.payload::text AS payload
 FROM jsonb_to_recordset(%(items)s) AS i({ITEM_COLUMNS})
 JOIN towpath.jobs AS j ON j.id = i.id AND j.lease_number = i.lease_number AND (j.state || '') = 'running'
 LEFT JOIN towpath.waits AS w ON w.id = i.wait_id AND w.job_id = j.id AND w.lease_number = j.lease_number"""
@@ -81,8 +81,8 @@ async def park(connection: AsyncConnection[Any], items: list[Item]) -> dict[int,
     going: list[Item] = []
     for item in items:
         wait = waits.get(item.n)
-        if wait is None:
-            continue
+        if wait is None or wait.delivered:
+            continue  # a stale lease, or the same park again: settling tells which
         if wait.state not in ("open", "resolved"):
             answers[item.n] = _not_open(item, wait.state)
             continue
@@ -100,6 +100,7 @@ async def park(connection: AsyncConnection[Any], items: list[Item]) -> dict[int,
             arrival = Item(n=moved.n, id=str(moved.id), payload=early.payload, wait_name=early.name)
             arrival.error = failure(early.payload)
             (moved,) = await apply(connection, step, [arrival])
+            await connection.execute("UPDATE towpath.waits SET delivered = true WHERE id = %s", [early.wait_id])
         answers[moved.n] = Parked(moved.id, moved.state, moved.attempt, early)
     return answers
 

@@ -35,7 +35,8 @@ _WHEN_UNREACHABLE = Path("/var/lib/towpath")
 _PORT = "5432"
 # A socket's path has at most 107 bytes, and PostgreSQL adds its file's name.
 _LONGEST_SOCKET_DIRECTORY = 90
-_SHARED_MEMORY_LINE = 6
+# Only Linux tells. Elsewhere a server that was left running has to be stopped by hand, as PostgreSQL will say.
+_SHARED_MEMORY = Path("/proc/sysvipc/shm")
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 
@@ -72,8 +73,9 @@ class EmbeddedPostgres:
         self._lock = lock
         self._options = _OPTIONS if durable else {**_OPTIONS, **_NOT_DURABLE}
         self._process: subprocess.Popen[bytes] | None = None
-        short = len(os.fsencode(data)) <= _LONGEST_SOCKET_DIRECTORY
-        self._sockets = data if short else Path(tempfile.mkdtemp(prefix="towpath-"))
+        # A comma would make it two folders.
+        fits = len(os.fsencode(data)) <= _LONGEST_SOCKET_DIRECTORY and "," not in str(data)
+        self._sockets = data if fits else Path(tempfile.mkdtemp(prefix="towpath-"))
         self._own(self._sockets)
 
     @classmethod
@@ -167,27 +169,28 @@ class EmbeddedPostgres:
 
     def _stop_left_over(self) -> None:
         """A server whose parent was killed goes on; nobody else can own it, since the lock is ours."""
-        pid_file = self._data / "postmaster.pid"
-        try:
-            lines = pid_file.read_text().split("\n")
-            pid = int(lines[0])
-        except (OSError, ValueError):
+        if not _SHARED_MEMORY.exists():
             return
-        give_up_at = time.monotonic() + _STOP_SECONDS
+        pid_file = self._data / "postmaster.pid"
+        lines = pid_file.read_text().split("\n") if pid_file.exists() else [""]
+        pid = int(lines[0] or 0)
         if _serves(pid, self._data):
             log.info("stopping a server that was left running", pid=pid)
             os.kill(pid, signal.SIGINT)
-        while (_serves(pid, self._data) or _is_attached(lines)) and time.monotonic() < give_up_at:
+        give_up_at = time.monotonic() + _STOP_SECONDS
+        while _serves(pid, self._data) or _is_attached(lines):
+            if time.monotonic() > give_up_at:
+                raise AlreadyRunning(
+                    f"The data in {self._data} is in use by PostgreSQL, process {pid} or its children."
+                )
             time.sleep(0.02)
-        # PostgreSQL would not start while any process has that number: a zombie, or one that has nothing to do with it.
-        if not _serves(pid, self._data) and not _is_attached(lines):
-            pid_file.unlink(missing_ok=True)
+        # PostgreSQL would believe them as long as any process has that number, be it a zombie or a stranger.
+        for left_over in (pid_file, self._sockets / f".s.PGSQL.{_PORT}.lock"):
+            left_over.unlink(missing_ok=True)
 
     def _launch(self) -> None:
         options = [part for name, value in self._options.items() for part in ("-c", f"{name}={value}")]
-        # A list of folders, so the name is quoted: it may have a comma.
-        sockets = '"{}"'.format(str(self._sockets).replace('"', '""'))
-        where = ("-D", str(self._data), "-c", f"unix_socket_directories={sockets}")
+        where = ("-D", str(self._data), "-c", f"unix_socket_directories={self._sockets}")
         log_path = self._data / "server.log"
         with log_path.open("ab") as output:
             self._own(log_path)
@@ -224,13 +227,8 @@ def _serves(pid: int, data: Path) -> bool:
 
 def _is_attached(pid_file: list[str]) -> bool:
     """Whether a process of a dead server still works on its shared memory, whose key and id the file tells."""
-    if len(pid_file) <= _SHARED_MEMORY_LINE:
-        return False
-    memory = pid_file[_SHARED_MEMORY_LINE].split()
-    try:
-        segments = [row.split() for row in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
-    except OSError:
-        return True  # not known, so PostgreSQL itself shall decide
+    memory = "".join(pid_file[6:7]).split()
+    segments = [row.split() for row in _SHARED_MEMORY.read_text().splitlines()[1:]]
     return any([str(int(key) % 2**32), id_] == memory and int(users) for key, id_, _, _, _, _, users, *_ in segments)
 
 

@@ -193,6 +193,7 @@ class Wait(Table):
     resolved_as: Mapped[str | None]
     resolved_at: Mapped[datetime | None]
     early: Mapped[bool] = mapped_column(server_default=text("false"))
+    delivered: Mapped[bool] = mapped_column(server_default=text("false"))
     payload: Mapped[dict[str, Any] | None]
 
     __table_args__ = (
