@@ -43,9 +43,9 @@ class Waiter:
     worker: str
     limit: int
     lease_seconds: float | None
-    patient: bool
-    """Whether it waits when its queues are dry; if not, it is answered after one look at each."""
     jobs: asyncio.Future[list[ClaimedJob]]
+    patient: bool = True
+    """Whether it waits when its queues are dry; if not, it is answered after one look at each."""
 
     @property
     def gone(self) -> bool:
@@ -115,6 +115,11 @@ class Dispatcher:
         group.unlooked[waiter] = set(queues)
         self._look(group, queues)
         return group
+
+    def settle_for_a_look(self, group: Group, waiter: Waiter) -> bool:
+        """The waiter's time is up: whether it is still to have its first look, with which it is answered."""
+        waiter.patient = False
+        return waiter in group.unlooked
 
     def leave(self, group: Group, waiter: Waiter) -> bool:
         """Take a waiter out of line; whether it had its look. Jobs on their way to it go back to their queue."""

@@ -18,7 +18,7 @@ from app.work.dispatcher import Dispatcher, Waiter
 from app.work.schemas import ClaimAnswer, Claimed, ClaimRequest
 
 _ASK_AGAIN_SECONDS = {"empty": 0.0, "paused": 5.0, "draining": 1.0}
-# How long a poll that does not want to wait gives the database to answer.
+# How long a poll whose time is up gives the database to answer the look that its arrival caused.
 _LOOK_SECONDS = 10.0
 # A worker can miss one heartbeat, and be late with the next, before its lease is lost.
 HEARTBEATS_PER_LEASE = 3
@@ -46,18 +46,15 @@ async def poll(
         worker=request.worker,
         limit=request.limit,
         lease_seconds=request.lease_seconds,
-        patient=request.wait_seconds > 0,
         jobs=asyncio.get_running_loop().create_future(),
     )
     group = dispatcher.enter(tuple(dict.fromkeys(request.queues)), tuple(sorted(set(request.kinds))), waiter)
     leaving = asyncio.ensure_future(_client_gone(receive))
     either: set[asyncio.Future[Any]] = {waiter.jobs, leaving}
     try:
-        await asyncio.wait(
-            either,
-            timeout=request.wait_seconds or _LOOK_SECONDS,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        await asyncio.wait(either, timeout=request.wait_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not waiter.gone and dispatcher.settle_for_a_look(group, waiter):
+            await asyncio.wait(either, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     finally:
         # Also when this task is cancelled: whatever was dealt to it must not wait for its lease to expire.
         jobs = waiter.jobs.result() if waiter.gone else []
