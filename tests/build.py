@@ -100,6 +100,11 @@ class Api:
         return claimed
 
 
+def client_of(url: str, timeout: float = 30) -> httpx.Client:
+    """A client with a connection pool of its own. Loading certificates would take longer than most tests."""
+    return httpx.Client(base_url=url, timeout=timeout, verify=False)
+
+
 def ok(response: httpx.Response) -> JSON:
     """The body of a 2xx answer."""
     assert response.is_success, f"{response.status_code}: {response.text}"

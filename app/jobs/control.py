@@ -9,6 +9,7 @@ from psycopg.rows import namedtuple_row
 
 from app.database.engine import Database
 from app.errors import FieldError, Kind, Refusal, invalid, unknown_job
+from app.http.wire import in_utc
 from app.jobs.schemas import Controlled, JobChanges
 from app.jobs.transition import Item, Question, apply, diagnose, lock_jobs
 from app.lifecycle import CANCEL, PENDING, POSTPONE, REDRIVE, State, Step
@@ -85,9 +86,8 @@ def _unmoved(order: Order, found: Any) -> Controlled | Exception:
 
 async def change(database: Database, job_id: UUID, changes: JobChanges) -> None:
     """Change a pending job. Raises Refusal: unknown job, wrong state, more attempts used than it would have."""
-    priority, run_at, max_attempts = (
-        None if value is UNSET else value for value in (changes.priority, changes.run_at, changes.max_attempts)
-    )
+    priority, max_attempts = (None if value is UNSET else value for value in (changes.priority, changes.max_attempts))
+    run_at = None if changes.run_at is UNSET else in_utc(changes.run_at, "/run_at")
     parameters = {
         "id": job_id,
         "priority": priority,

@@ -16,6 +16,7 @@ from psycopg import AsyncConnection
 from app.database.engine import Database
 from app.errors import FieldError, Kind, Refusal, invalid
 from app.http import json
+from app.http.wire import in_utc
 from app.jobs.schemas import NewJob, Receipt
 
 _NEW_JOB = msgspec.json.Decoder(NewJob)
@@ -98,12 +99,12 @@ def checked(body: bytes | Raw, max_bytes: int) -> Row:
         kind=job.kind,
         args=args,
         priority=job.priority,
-        run_at=job.run_at,
+        run_at=None if job.run_at is None else in_utc(job.run_at, "/run_at"),
         delay_seconds=job.delay_seconds,
         max_attempts=job.max_attempts,
         timeout_seconds=job.timeout_seconds,
         backoff=job.backoff,
-        start_by=job.start_by,
+        start_by=None if job.start_by is None else in_utc(job.start_by, "/start_by"),
         tags=job.tags,
         metadata=metadata,
         n=0,

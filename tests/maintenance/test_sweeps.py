@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import psycopg
 import pytest
 
 from app.settings import Settings
-from tests.build import Api, move, ok
+from tests.build import Api, client_of, move, ok
 from tests.servers import ServiceThread
 from tests.waiting import eventually
 
@@ -32,7 +31,7 @@ def test_a_due_job_is_claimable_at_once(api: Api) -> None:
 
 def test_something_scheduled_wakes_a_sweep_that_sleeps(new_settings: Callable[..., Settings], queue: str) -> None:
     lazy = new_settings(sweep_interval_seconds=600)
-    with ServiceThread(lazy) as service, httpx.Client(base_url=service.url, timeout=30) as client:
+    with ServiceThread(lazy) as service, client_of(service.url) as client:
         api = Api(client, queue)
         eventually(lambda: ok(api.get("/readyz"))["status"] == "ready")
         api.enqueue(delay_seconds=0.2)
@@ -101,7 +100,7 @@ def test_dead_letters_have_a_retention_of_their_own(api: Api, db: "psycopg.Conne
 
 def test_a_sweep_goes_on_batch_after_batch(new_settings: Callable[..., Settings], queue: str) -> None:
     small = new_settings(sweep_batch=10, sweep_interval_seconds=600)
-    with ServiceThread(small, maintenance=False) as service, httpx.Client(base_url=service.url) as client:
+    with ServiceThread(small, maintenance=False) as service, client_of(service.url) as client:
         Api(client, queue).enqueue_many(95, delay_seconds=3600)
     with psycopg.connect(small.database_url, autocommit=True) as db:
         db.execute("UPDATE towpath.jobs SET run_at = now()")
@@ -111,7 +110,7 @@ def test_a_sweep_goes_on_batch_after_batch(new_settings: Callable[..., Settings]
 
 def test_one_bad_row_does_not_stop_a_sweep(new_settings: Callable[..., Settings], queue: str) -> None:
     own = new_settings(sweep_batch=16)
-    with ServiceThread(own, maintenance=False) as service, httpx.Client(base_url=service.url) as client:
+    with ServiceThread(own, maintenance=False) as service, client_of(service.url) as client:
         ids = Api(client, queue).enqueue_many(40, delay_seconds=3600)
     with psycopg.connect(own.database_url, autocommit=True) as db:
         db.execute(

@@ -11,7 +11,7 @@ import httpx
 import psycopg
 import pytest
 
-from tests.build import Api, ok
+from tests.build import Api, client_of, ok
 from tests.servers import ServiceThread
 from tests.waiting import eventually
 
@@ -21,7 +21,7 @@ AFTER = {"complete": {"completed"}, "fail": {"failed"}, "resume": {"running", "a
 @pytest.mark.parametrize("verb", AFTER)
 def test_no_callback_is_lost_whenever_it_meets_the_park(api: Api, service: ServiceThread, verb: str) -> None:
     orders: Counter[str] = Counter()
-    with httpx.Client(base_url=service.url, timeout=30) as third_party, ThreadPoolExecutor(1) as pool:
+    with client_of(service.url) as third_party, ThreadPoolExecutor(1) as pool:
         for trial in range(40):
             claimed = api.a_running_job()
             wait = api.open_wait(claimed)
@@ -76,7 +76,7 @@ def test_a_callback_against_the_deadline_has_one_outcome(
 
 def test_of_two_resolvers_exactly_one_wins(api: Api, service: ServiceThread) -> None:
     winners: Counter[str] = Counter()
-    others = [httpx.Client(base_url=service.url, timeout=30) for _ in range(2)]
+    others = [client_of(service.url) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         for _ in range(40):
             claimed, wait = api.a_parked_job()
@@ -98,7 +98,7 @@ def test_of_two_resolvers_exactly_one_wins(api: Api, service: ServiceThread) -> 
 
 def test_the_same_callback_from_many_at_once_is_told_once_that_it_won(api: Api, service: ServiceThread) -> None:
     _, wait = api.a_parked_job()
-    clients = [httpx.Client(base_url=service.url, timeout=30) for _ in range(16)]
+    clients = [client_of(service.url) for _ in range(16)]
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda client: ok(client.post(wait["urls"]["resume"], json=1)), clients))
     for client in clients:

@@ -11,7 +11,7 @@ import httpx
 import psycopg
 import pytest
 
-from tests.build import JSON, Api, ok
+from tests.build import JSON, Api, client_of, ok
 from tests.servers import ServiceThread
 from tests.waiting import eventually
 
@@ -35,7 +35,7 @@ def race(first: Callable[[], httpx.Response], second: Callable[[], httpx.Respons
 
 def test_cancel_against_complete(api: Api, service: ServiceThread) -> None:
     ends: Counter[str] = Counter()
-    with httpx.Client(base_url=service.url, timeout=30) as other:
+    with client_of(service.url) as other:
         for _ in range(TRIALS):
             claimed = api.a_running_job()
             completed, cancelled = race(
@@ -80,7 +80,7 @@ def test_complete_against_rescue(
 def test_the_same_report_from_many_connections_is_applied_once(api: Api, service: ServiceThread, verb: str) -> None:
     report: JSON = {"delay_seconds": 3600} if verb in ("retry", "snooze") else {}
     claimed = api.a_running_job()
-    clients = [httpx.Client(base_url=service.url, timeout=30) for _ in range(16)]
+    clients = [client_of(service.url) for _ in range(16)]
     body = {"lease": claimed["lease"], **report}
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda client: ok(client.post(f"/v1/jobs/{claimed['id']}/{verb}", json=body)), clients))

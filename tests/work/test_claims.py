@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from app.settings import Settings
-from tests.build import Api, move, ok, problem
+from tests.build import Api, client_of, move, ok, problem
 from tests.servers import ServiceThread
 from tests.waiting import eventually
 
@@ -112,7 +112,7 @@ def test_the_last_attempt_says_so(api: Api, db: "psycopg.Connection[Any]") -> No
 
 
 def test_too_many_polls_are_refused_while_heartbeats_go_on(new_settings: Callable[..., Settings], queue: str) -> None:
-    with ServiceThread(new_settings(max_waiting_polls=3)) as small, httpx.Client(base_url=small.url) as client:
+    with ServiceThread(new_settings(max_waiting_polls=3)) as small, client_of(small.url) as client:
         own = Api(client, queue)
         claimed = own.a_running_job()
         with ThreadPoolExecutor(8) as pool:
