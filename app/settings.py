@@ -38,7 +38,7 @@ class Settings(BaseSettings):
     hot_connections: int = Field(6, ge=3, description="Connections for the hot path, each process.")
     pool_connections: int = Field(4, ge=1, description="Connections for everything else, each process.")
     statement_timeout_seconds: float = Field(10.0, gt=0, description="Longest statement of a request.")
-    lock_timeout_seconds: float = Field(2.0, gt=0, description="Longest wait for a row lock.")
+    lock_timeout_seconds: float = Field(1.0, gt=0, description="Longest wait for a row lock.")
 
     safety_poll_seconds: float = Field(5.0, gt=0, description="Longest that a missed notification can delay a poll.")
     rescue_interval_seconds: float = Field(0.5, gt=0, description="How often lost leases are looked for.")

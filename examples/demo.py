@@ -103,6 +103,8 @@ def service() -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="towpath-demo-", ignore_cleanup_errors=True) as directory:
+        # PostgreSQL may run as another user than we do.
+        Path(directory).chmod(0o711)
         log = Path(directory, "service.log")
         command = [sys.executable, "-m", "app", "serve", "--embedded", "--port", str(port)]
         environment = {**os.environ, "TOWPATH_DATA_DIRECTORY": str(Path(directory, "data"))}

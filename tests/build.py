@@ -23,7 +23,11 @@ class Api:
 
     def post(self, path: str, body: Any = None, **headers: str) -> httpx.Response:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.client.post(path, json=body, headers=named) if body is not None else self.client.post(path, headers=named)
+        return (
+            self.client.post(path, json=body, headers=named)
+            if body is not None
+            else self.client.post(path, headers=named)
+        )
 
     def enqueue(self, **job: Any) -> JSON:
         """A new job; `kind` defaults to `work`."""

@@ -1,9 +1,12 @@
--- Time-ordered ids: 48 bits of milliseconds, the rest random (RFC 9562, version 7).
+-- Time-ordered ids (RFC 9562, version 7): milliseconds in 48 bits, what is left of the microseconds in the next 12,
+-- so that the jobs of one batch keep their order; the rest random.
 CREATE FUNCTION towpath.uuid7() RETURNS uuid LANGUAGE sql VOLATILE AS $$
-    SELECT encode(
-        set_byte(overlay(uuid_send(gen_random_uuid())
-            PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3) FROM 1 FOR 6),
-            6, 112 | (get_byte(uuid_send(gen_random_uuid()), 6) & 15)), 'hex')::uuid
+    SELECT encode(set_byte(set_byte(overlay(uuid_send(gen_random_uuid())
+            PLACING substring(int8send(us / 1000) FROM 3) FROM 1 FOR 6),
+            6, 112 | (rest >> 8)), 7, rest & 255), 'hex')::uuid
+    FROM (SELECT us, (us % 1000 * 4096 / 1000)::integer AS rest
+        -- OFFSET 0: the clock is read once.
+        FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us OFFSET 0) AS now) AS parts
 $$;
 
 -- Seconds until the next attempt, after `attempt` failed. In logarithms, since factor ^ attempt overflows. The
@@ -22,18 +25,31 @@ LANGUAGE sql STABLE AS $$
                  coalesce((policy->>'jitter')::float8, 0.25) AS jitter) AS p
 $$;
 
--- What a request asked for, hashed field by field (one job) or job by job (a batch), so that a repeat of its
--- Idempotency-Key with another body can be told what differs.
-CREATE FUNCTION towpath.request_digests(items jsonb, request integer, batch boolean) RETURNS jsonb
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN batch
-        THEN jsonb_object_agg('/jobs/' || (item->>'n'), md5((item - '{id,r,n}'::text[])::text))
-        ELSE (SELECT jsonb_object_agg('/' || f.key, md5(f.value::text))
-              FROM jsonb_array_elements(items) AS only_one(item), jsonb_each(only_one.item - '{id,r,n}'::text[]) AS f
-              WHERE (only_one.item->>'r')::int = request)
-        END
-    FROM jsonb_array_elements(items) AS item
-    WHERE (item->>'r')::int = request
+-- What each request with an Idempotency-Key asked for, hashed field by field (one job) or job by job (a batch), so
+-- that a repeat with another body can be told what differs: {request's number: {pointer: hash}}. Look-ups by number
+-- here and below are in objects: a join of two lists would compare each with each.
+CREATE FUNCTION towpath.request_digests(items jsonb, keys jsonb) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    -- By value, not as written: 5 and 5.0, or two spellings of an instant, are the same request.
+    WITH asked AS (
+        SELECT i.r, i.n, (is_batch->>i.r::text)::boolean AS batch, jsonb_build_object('queue', i.queue, 'kind', i.kind,
+            'args', i.args, 'priority', i.priority, 'run_at', extract(epoch FROM i.run_at),
+            'delay_seconds', i.delay_seconds, 'max_attempts', i.max_attempts, 'timeout_seconds', i.timeout_seconds,
+            'backoff', (SELECT jsonb_object_agg(b.key, CASE WHEN jsonb_typeof(b.value) = 'number'
+                THEN to_jsonb(b.value::float8) ELSE b.value END) FROM jsonb_each(i.backoff) AS b),
+            'start_by', extract(epoch FROM i.start_by), 'tags', coalesce(i.tags, '{}'), 'metadata', i.metadata) AS job
+        FROM (SELECT jsonb_object_agg(k->>'r', k->'batch') AS is_batch FROM jsonb_array_elements(keys) AS k) AS keyed
+        CROSS JOIN jsonb_to_recordset(items) AS i(r integer, n integer, queue text, kind text, args jsonb,
+            priority integer, run_at timestamptz, delay_seconds double precision, max_attempts integer,
+            timeout_seconds double precision, backoff jsonb, start_by timestamptz, tags text[], metadata jsonb)
+        WHERE is_batch ? i.r::text
+    ), digested AS (
+        SELECT r, jsonb_object_agg('/jobs/' || n, md5(job::text)) AS digests FROM asked WHERE batch GROUP BY r
+        UNION ALL
+        SELECT r, jsonb_object_agg('/' || f.key, md5(f.value::text)) FROM asked, jsonb_each(job) AS f
+        WHERE NOT batch GROUP BY r
+    )
+    SELECT jsonb_object_agg(r::text, digests) FROM digested
 $$;
 
 -- Insert checked jobs: the one insert behind every way to enqueue.
@@ -50,29 +66,39 @@ DECLARE
     job record;
     hint text;
     notified text[] := '{}';
+    by_request jsonb := '{}';
+    digests jsonb := '{}';
 BEGIN
+    IF keys <> '[]' THEN
+        digests := towpath.request_digests(items, keys);
+        -- Twins in one call: the first of a key enters, the others are told its answer.
+        SELECT jsonb_object_agg(k->>'r', k || jsonb_build_object('first', first)) INTO by_request
+        FROM (SELECT k, row_number() OVER (PARTITION BY k->>'key' ORDER BY (k->>'r')::integer) = 1 AS first
+            FROM jsonb_array_elements(keys) AS k) AS numbered;
+    END IF;
     FOR job IN
         WITH given AS MATERIALIZED (
             SELECT i.*, greatest(now(), coalesce(i.run_at, now() + i.delay_seconds * interval '1 s')) AS due_at,
                    coalesce(i.max_attempts, q.max_attempts, 20) AS attempts,
                    (i.priority - 1) * CASE WHEN q.name IS NULL THEN interval '600 s'
                         ELSE coalesce(q.aging_seconds * interval '1 s', interval '36500 days') END AS handicap,
-                   k.key
+                   by_request->i.r::text->>'key' AS key,
+                   coalesce((by_request->i.r::text->>'first')::boolean, true) AS first
             FROM jsonb_to_recordset(items) AS i(r integer, n integer, id uuid, queue text, kind text, args jsonb,
                     priority integer, run_at timestamptz, delay_seconds double precision, max_attempts integer,
                     timeout_seconds double precision, backoff jsonb, start_by timestamptz, tags text[], metadata jsonb)
             LEFT JOIN towpath.queues AS q ON q.name = i.queue
-            LEFT JOIN jsonb_to_recordset(keys) AS k(r integer, key text) ON k.r = i.r
         ), won AS (
             INSERT INTO towpath.idempotency_keys (key, digests, answer, expires_at)
-            SELECT k.key, towpath.request_digests(items, k.r, k.batch),
-                   (SELECT jsonb_agg(jsonb_build_object('id', g.id, 'queue', g.queue, 'kind', g.kind,
+            SELECT g.key, digests->g.r::text,
+                   jsonb_agg(jsonb_build_object('id', g.id, 'queue', g.queue, 'kind', g.kind,
                         'state', CASE WHEN g.due_at > now() THEN 'scheduled' ELSE 'available' END,
-                        'priority', g.priority, 'run_at', g.due_at, 'max_attempts', g.attempts,
-                        'created_at', now()) ORDER BY g.n) FROM given AS g WHERE g.r = k.r),
-                   now() + k.keep_seconds * interval '1 s'
-            FROM jsonb_to_recordset(keys) AS k(r integer, key text, batch boolean, keep_seconds double precision)
-            ORDER BY k.key -- two flushes with the same keys must not wait for each other
+                        'priority', g.priority, 'max_attempts', g.attempts,
+                        'run_at', to_char(g.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+                        'created_at', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) ORDER BY g.n),
+                   now() + (by_request->g.r::text->>'keep_seconds')::float8 * interval '1 s'
+            FROM given AS g WHERE g.key IS NOT NULL AND g.first GROUP BY g.r, g.key
+            ORDER BY g.key -- two flushes with the same keys must not wait for each other
             ON CONFLICT DO NOTHING
             RETURNING key
         ), entered AS (
@@ -83,12 +109,12 @@ BEGIN
                 g.timeout_seconds, g.start_by, coalesce(g.tags, '{}'), g.backoff, g.metadata,
                 coalesce(g.args, 'null') -- the record set reads JSON null as SQL NULL
             FROM given AS g
-            WHERE g.key IS NULL OR g.key IN (SELECT key FROM won)
+            WHERE g.first AND (g.key IS NULL OR g.key IN (SELECT key FROM won))
             -- Only a flush that is repeated because its connection died can meet its own ids.
             ON CONFLICT (id) DO NOTHING
         )
         SELECT g.r, g.n, g.id, g.queue, CASE WHEN g.due_at > now() THEN 'scheduled' ELSE 'available' END AS state,
-               g.due_at, g.attempts, g.key IS NULL OR g.key IN (SELECT key FROM won) AS inserted
+               g.due_at, g.attempts, g.first AND (g.key IS NULL OR g.key IN (SELECT key FROM won)) AS inserted
         FROM given AS g
     LOOP
         r := job.r; n := job.n; id := job.id; queue := job.queue; state := job.state; run_at := job.due_at;
@@ -109,21 +135,23 @@ RETURNS TABLE (r integer, answer jsonb, differences text[]) LANGUAGE sql STABLE 
     SELECT k.r, stored.answer, ARRAY(
         SELECT coalesce(old.key, new.key)
         FROM jsonb_each_text(stored.digests) AS old
-        FULL JOIN jsonb_each_text(towpath.request_digests(items, k.r, k.batch)) AS new ON new.key = old.key
+        FULL JOIN jsonb_each_text(d.digests->k.r::text) AS new ON new.key = old.key
         WHERE old.value IS DISTINCT FROM new.value
         ORDER BY 1)
-    FROM jsonb_to_recordset(keys) AS k(r integer, key text, batch boolean)
+    FROM jsonb_to_recordset(keys) AS k(r integer, key text)
+    CROSS JOIN (SELECT towpath.request_digests(items, keys) AS digests) AS d
     JOIN towpath.idempotency_keys AS stored ON stored.key = k.key
 $$;
 
-CREATE FUNCTION towpath.checked_number(item jsonb, field text, lowest double precision, highest double precision,
+CREATE FUNCTION towpath.checked_number(item jsonb, field text, lowest numeric, highest numeric,
     whole boolean, pointer text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     given jsonb := item->field;
 BEGIN
-    IF given IS NULL OR given = 'null' THEN RETURN; END IF;
+    IF given IS NULL THEN RETURN; END IF;
     IF jsonb_typeof(given) <> 'number' OR given::numeric NOT BETWEEN lowest AND highest
-       OR (whole AND given::numeric <> trunc(given::numeric)) THEN
+       OR (given::numeric <> 0 AND given::numeric < 1e-307) -- no double is that small
+       OR (whole AND scale(given::numeric) > 0) THEN
         RAISE EXCEPTION '% must be a % from % to %', field, CASE WHEN whole THEN 'whole number' ELSE 'number' END,
             lowest, highest USING ERRCODE = 'invalid_parameter_value', DETAIL = pointer || '/' || field;
     END IF;
@@ -144,13 +172,13 @@ BEGIN
         'timeout_seconds', 'backoff', 'start_by', 'tags', 'metadata') LIMIT 1;
     IF field IS NOT NULL THEN
         RAISE EXCEPTION 'there is no field %', field
-            USING ERRCODE = 'invalid_parameter_value', DETAIL = pointer || '/' || field;
+            USING ERRCODE = 'invalid_parameter_value',
+            DETAIL = pointer || '/' || replace(replace(field, '~', '~0'), '/', '~1');
     END IF;
-    -- An absent field and a null one are the same, but for args, where null is a value.
-    checked := '{"queue": "default", "priority": 2, "args": {}}'::jsonb
-        || jsonb_strip_nulls(item - '{args,metadata}'::text[]);
-    IF item ? 'args' THEN checked := checked || jsonb_build_object('args', item->'args'); END IF;
-    IF item->'metadata' <> 'null' THEN checked := checked || jsonb_build_object('metadata', item->'metadata'); END IF;
+    -- For these an absent field and a null one are the same.
+    checked := '{"queue": "default", "priority": 2, "args": {}}'::jsonb || item - ARRAY(
+        SELECT key FROM jsonb_each(item) WHERE value = 'null' AND key IN ('run_at', 'delay_seconds', 'max_attempts',
+            'timeout_seconds', 'backoff', 'start_by', 'metadata'));
 
     SELECT f, p INTO field, problem FROM (VALUES
         ('queue', CASE WHEN jsonb_typeof(checked->'queue') <> 'string'
@@ -162,18 +190,29 @@ BEGIN
         ('args', CASE WHEN octet_length((checked->'args')::text) > 1048576 THEN 'is larger than 1 MiB' END),
         ('metadata', CASE WHEN jsonb_typeof(checked->'metadata') <> 'object' THEN 'must be an object' END),
         ('backoff', CASE WHEN jsonb_typeof(checked->'backoff') <> 'object' THEN 'must be an object' END),
-        ('backoff', CASE WHEN checked->'backoff'->>'kind' NOT IN ('exponential', 'linear', 'fixed')
-            THEN 'has no such kind' END),
+        ('backoff/kind', CASE WHEN checked->'backoff'->'kind' NOT IN ('"exponential"', '"linear"', '"fixed"')
+            THEN 'is not a kind' END),
         ('tags', CASE WHEN jsonb_typeof(checked->'tags') <> 'array' THEN 'must be an array'
-            WHEN jsonb_array_length(checked->'tags') > 20 THEN 'has more than 20 items'
-            WHEN EXISTS (SELECT FROM jsonb_array_elements(checked->'tags') AS tag
-                WHERE jsonb_typeof(tag) <> 'string' OR char_length(tag#>>'{}') NOT BETWEEN 1 AND 100)
-            THEN 'must hold texts of 1 to 100 characters' END),
-        ('args', CASE WHEN jsonb_path_exists(checked->'args', 'strict $.**{64 to last} ? (@.type() == "object" || @.type() == "array")')
+            WHEN jsonb_array_length(checked->'tags') > 20 THEN 'has more than 20 items' END),
+        ((SELECT 'tags/' || min(place) - 1
+            FROM jsonb_array_elements(CASE jsonb_typeof(checked->'tags') WHEN 'array' THEN checked->'tags' END)
+                WITH ORDINALITY AS tags(tag, place)
+            WHERE jsonb_typeof(tag) <> 'string' OR char_length(tag#>>'{}') NOT BETWEEN 1 AND 100),
+            'must be a text of 1 to 100 characters'),
+        ('args', CASE WHEN jsonb_path_exists(checked->'args',
+            'strict $.**{64 to last} ? (@.type() == "object" || @.type() == "array")')
             THEN 'is nested deeper than 64' END),
-        ('metadata', CASE WHEN jsonb_path_exists(checked->'metadata', 'strict $.**{64 to last} ? (@.type() == "object" || @.type() == "array")')
-            THEN 'is nested deeper than 64' END)
-    ) AS checks(f, p) WHERE p IS NOT NULL LIMIT 1;
+        -- As text a number beyond the limits has many digits in a row: the walk is seldom needed.
+        ('args', CASE WHEN (checked->'args')::text ~ '\d{255}' AND jsonb_path_exists(checked->'args',
+            'strict $.** ? (@ >= 1e1000 || @ <= -1e1000 || @ != 0 && @ > -4.9e-324 && @ < 4.9e-324)')
+            THEN 'has a number beyond the limits' END),
+        ('metadata', CASE WHEN jsonb_path_exists(checked->'metadata',
+            'strict $.**{64 to last} ? (@.type() == "object" || @.type() == "array")')
+            THEN 'is nested deeper than 64' END),
+        ('metadata', CASE WHEN (checked->'metadata')::text ~ '\d{255}' AND jsonb_path_exists(checked->'metadata',
+            'strict $.** ? (@ >= 1e1000 || @ <= -1e1000 || @ != 0 && @ > -4.9e-324 && @ < 4.9e-324)')
+            THEN 'has a number beyond the limits' END)
+    ) AS checks(f, p) WHERE f IS NOT NULL AND p IS NOT NULL LIMIT 1;
     IF problem IS NOT NULL THEN
         RAISE EXCEPTION '% %', field, problem
             USING ERRCODE = 'invalid_parameter_value', DETAIL = pointer || '/' || field;
@@ -184,11 +223,14 @@ BEGIN
         towpath.checked_number(checked, 'delay_seconds', 0, 315360000, false, pointer),
         towpath.checked_number(checked, 'timeout_seconds', 1, 31536000, false, pointer);
     IF checked ? 'backoff' THEN
+        checked := jsonb_set(checked, '{backoff}', '{"kind": "exponential", "base_seconds": 2, "factor": 2,
+            "cap_seconds": 86400, "jitter": 0.25}'::jsonb || (checked->'backoff'));
         SELECT key INTO field FROM jsonb_object_keys(checked->'backoff') AS key
         WHERE key NOT IN ('kind', 'base_seconds', 'factor', 'cap_seconds', 'jitter') LIMIT 1;
         IF field IS NOT NULL THEN
             RAISE EXCEPTION 'there is no field %', field
-                USING ERRCODE = 'invalid_parameter_value', DETAIL = pointer || '/backoff/' || field;
+                USING ERRCODE = 'invalid_parameter_value',
+                DETAIL = pointer || '/backoff/' || replace(replace(field, '~', '~0'), '/', '~1');
         END IF;
         PERFORM towpath.checked_number(checked->'backoff', 'base_seconds', 0, 31536000, false, pointer || '/backoff'),
             towpath.checked_number(checked->'backoff', 'factor', 1, 100, false, pointer || '/backoff'),
@@ -200,8 +242,10 @@ BEGIN
         -- With an offset, always: a time without one means another instant to each reader.
         BEGIN
             IF jsonb_typeof(checked->field) <> 'string' OR checked->>field !~*
-                '^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:[0-5]\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)$'
-                OR (checked->>field)::timestamptz IS NULL THEN
+                '^\d{4}-\d\d-\d\d[T ]([01]\d|2[0-3]):\d\d:[0-5]\d(\.\d+)?(Z|[+-]\d\d:?\d\d)$'
+                -- Beyond these years, in UTC, many a reader could not read it.
+                OR (checked->>field)::timestamptz < '0001-01-01Z'
+                OR (checked->>field)::timestamptz >= '10000-01-01Z' THEN
                 RAISE invalid_datetime_format;
             END IF;
         EXCEPTION WHEN data_exception THEN
@@ -227,8 +271,8 @@ BEGIN
         RAISE EXCEPTION 'jobs must be an array of 1 to 1000 jobs'
             USING ERRCODE = 'invalid_parameter_value', DETAIL = '/jobs';
     END IF;
-    IF octet_length(idempotency_key) NOT BETWEEN 1 AND 255 THEN
-        RAISE EXCEPTION 'an idempotency key has 1 to 255 bytes'
+    IF idempotency_key !~ '^[ -~]{1,255}$' THEN
+        RAISE EXCEPTION 'an idempotency key has 1 to 255 printable ASCII characters'
             USING ERRCODE = 'invalid_parameter_value', DETAIL = '/idempotency_key';
     END IF;
     SELECT jsonb_agg(towpath.checked_job(item, CASE WHEN batch THEN '/jobs/' || (place - 1) ELSE '' END)
@@ -243,7 +287,10 @@ BEGIN
     IF FOUND THEN RETURN; END IF;
 
     SELECT answer, differences INTO first_answer, differing FROM towpath.replay_answers(items, keys);
-    IF differing <> '{}' THEN
+    IF first_answer IS NULL THEN
+        RAISE EXCEPTION 'the idempotency key has just expired: repeat the transaction'
+            USING ERRCODE = 'serialization_failure';
+    ELSIF differing <> '{}' THEN
         RAISE EXCEPTION 'this idempotency key was used with another request'
             USING ERRCODE = 'unique_violation', DETAIL = array_to_string(differing, ', ');
     END IF;
@@ -267,8 +314,9 @@ CREATE FUNCTION towpath.enqueue(kind text, args jsonb DEFAULT '{}', queue text D
     idempotency_key text DEFAULT NULL)
 RETURNS uuid LANGUAGE sql AS $$
     SELECT id FROM towpath.enqueue_checked(jsonb_build_array(
-        jsonb_build_object('kind', kind, 'args', args, 'queue', queue, 'priority', priority, 'run_at', run_at,
+        jsonb_build_object('args', args, 'backoff', backoff, 'metadata', metadata)
+        || jsonb_strip_nulls(jsonb_build_object('kind', kind, 'queue', queue, 'priority', priority, 'run_at', run_at,
             'delay_seconds', delay_seconds, 'max_attempts', max_attempts, 'timeout_seconds', timeout_seconds,
-            'backoff', backoff, 'start_by', start_by, 'tags', tags, 'metadata', metadata)),
+            'start_by', start_by, 'tags', tags))),
         idempotency_key, false)
 $$;

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import psycopg
 import structlog
 
-from app.database.failures import TRANSIENT, is_away, refusal_of
+from app.database.failures import LOCKED, TRANSIENT, is_away, refusal_of
 from app.errors import Kind, Refusal, unavailable
 
 log = structlog.get_logger(__name__)
@@ -20,6 +20,8 @@ log = structlog.get_logger(__name__)
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
+# Connections for the items of a flush that met a locked row: few enough to leave some for everybody else.
+_STRAGGLERS = 2
 _DELAYS_WHEN_AWAY = (0.02, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -52,6 +54,8 @@ class Batcher(Generic[Item, Answer]):
         self._deadline_seconds = deadline_seconds
         self._queue: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._stragglers: set[asyncio.Task[None]] = set()
+        self._straggling = asyncio.Semaphore(_STRAGGLERS)
 
     async def submit(self, item: Item) -> Answer:
         """The item's own answer, after the commit of the flush that carried it.
@@ -91,8 +95,8 @@ class Batcher(Generic[Item, Answer]):
 
     async def drained(self) -> None:
         """Returns when all that was submitted has its answer."""
-        while self._task is not None:
-            await asyncio.wait({self._task})
+        while tasks := self._stragglers | ({self._task} if self._task else set()):
+            await asyncio.wait(tasks)
 
     async def _run(self) -> None:
         try:
@@ -115,6 +119,13 @@ class Batcher(Generic[Item, Answer]):
         try:
             answers = await self._flushed([item for item, _ in taken])
         except Exception as error:
+            if len(taken) > 1 and isinstance(error, LOCKED):
+                # Halving would wait for the lock again and again; the others, and who comes next, go on meanwhile.
+                for one in taken:
+                    task = asyncio.create_task(self._straggle(one), name=f"flush {self.name}, one by one")
+                    self._stragglers.add(task)
+                    task.add_done_callback(self._stragglers.discard)
+                return
             if len(taken) > 1 and isinstance(error, psycopg.Error) and not is_away(error):
                 middle = len(taken) // 2
                 await self._answer(taken[:middle])
@@ -131,6 +142,10 @@ class Batcher(Generic[Item, Answer]):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
+
+    async def _straggle(self, one: tuple[Item, asyncio.Future[Answer]]) -> None:
+        async with self._straggling:
+            await self._answer([one])
 
     async def _flushed(self, items: list[Item]) -> Sequence[Answer | Exception]:
         for delay in _DELAYS_WHEN_AWAY:

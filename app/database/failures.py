@@ -10,6 +10,9 @@ from app.errors import Kind, Refusal, unavailable
 TRANSIENT = (pg.DeadlockDetected, pg.SerializationFailure)
 """The database's way to say: once more."""
 
+LOCKED = (pg.LockNotAvailable, pg.QueryCanceled)
+"""Somebody holds a row for longer than a request may wait."""
+
 _AWAY = (
     PoolTimeout,
     pg.AdminShutdown,

@@ -14,17 +14,16 @@ from app.jobs.schemas import Controlled, JobChanges
 from app.jobs.transition import Item, Question, apply, diagnose, lock_jobs
 from app.lifecycle import CANCEL, PENDING, POSTPONE, REDRIVE, State, Step
 
-# `claim_order` moves with the due time and the priority; what aging made of one level is read off the row
-# where it can be, so that a later edit of the queue does not change a job's place by surprise.
+# `claim_order` keeps its distance to the due time, as everywhere; only another priority makes it anew.
 # Not `greatest` alone: it takes no notice of NULL, and a job whose due time is not changed would be due at once.
 _DUE = "CASE WHEN %(run_at)s::timestamptz IS NULL THEN j.run_at ELSE greatest(now(), %(run_at)s::timestamptz) END"
 _CHANGE = f"""UPDATE towpath.jobs AS j SET
     max_attempts = coalesce(%(max_attempts)s, j.max_attempts),
     priority = coalesce(%(priority)s, j.priority),
     run_at = {_DUE},
-    claim_order = {_DUE}
-        + (coalesce(%(priority)s, j.priority) - 1) * coalesce((SELECT coalesce(q.aging_seconds * interval '1 s',
-            interval '36500 days') FROM towpath.queues AS q WHERE q.name = j.queue), interval '600 s')
+    claim_order = {_DUE} + CASE WHEN coalesce(%(priority)s, j.priority) = j.priority THEN j.claim_order - j.run_at
+        ELSE (%(priority)s - 1) * coalesce((SELECT coalesce(q.aging_seconds * interval '1 s', interval '36500 days')
+            FROM towpath.queues AS q WHERE q.name = j.queue), interval '600 s') END
 WHERE j.id = %(id)s AND (j.state || '') = ANY(%(pending)s) AND j.attempt < coalesce(%(max_attempts)s, j.max_attempts)
 RETURNING j.state, j.queue, j.run_at > now() AS later"""
 _NOTIFY = "SELECT pg_notify('towpath', %s)"

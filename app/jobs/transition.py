@@ -232,11 +232,12 @@ async def apply(connection: AsyncConnection[Any], step: Step, items: list[Item])
     return [Moved(*row[:8]) for row in await cursor.fetchall()]
 
 
+# Not EXISTS: PostgreSQL may answer that by a hash of the whole table, sequential scans off or not.
 _DIAGNOSE = f"""SELECT i.n, j.state, j.attempt, j.lease_number, j.settled_as, j.worker, j.finished_at, j.cancel_reason,
-    EXISTS (SELECT FROM towpath.job_events AS e
-            WHERE e.job_id = i.id AND e.lease_number = i.lease_number AND e.step = i.step) AS in_history,
-    EXISTS (SELECT FROM towpath.job_events AS e
-            WHERE e.job_id = j.id AND e.lease_number = j.lease_number AND e.step = 'redrive') AS redriven,
+    (SELECT true FROM towpath.job_events AS e WHERE e.job_id = i.id AND e.lease_number = i.lease_number
+        AND e.step = i.step LIMIT 1) IS NOT NULL AS in_history,
+    (SELECT true FROM towpath.job_events AS e WHERE e.job_id = j.id AND e.lease_number = j.lease_number
+        AND e.step = 'redrive' LIMIT 1) IS NOT NULL AS redriven,
     j.result IS NOT DISTINCT FROM i.result AS same_result,
     j.lease_expires_at, now() AS now, w.id AS wait_id, w.name AS wait_name, w.early AS wait_early,
     w.resolved_as AS wait_resolved_as, w.payload::text AS wait_payload

@@ -33,7 +33,9 @@ def test_the_committed_one_is_current(document: dict[str, Any]) -> None:
 
 
 def test_every_operation_says_what_it_is(document: dict[str, Any]) -> None:
-    bare = [name for name, op in operations(document) if not (op.get("operationId") and op.get("summary") and op["tags"])]
+    bare = [
+        name for name, op in operations(document) if not (op.get("operationId") and op.get("summary") and op["tags"])
+    ]
     assert bare == []
 
 

@@ -3,7 +3,11 @@
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 from app.main import create_app
 from app.settings import Settings
@@ -13,9 +17,7 @@ schema = schemathesis.openapi.from_dict(create_app(Settings()).openapi())
 
 
 @schema.parametrize()
-@settings(
-    max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 def test_no_request_breaks_the_service_or_its_contract(case: schemathesis.Case, service: ServiceThread) -> None:
     _do_not_wait(case)
     response = case.call(base_url=service.url)

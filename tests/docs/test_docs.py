@@ -51,7 +51,7 @@ def test_the_examples_of_a_page_run(page: Path, service: ServiceThread, settings
     blocks = BLOCK.findall(page.read_text())
     shell = "\n".join(text for language, text in blocks if language == "bash")
     if shell:
-        strict = "set -eu\ncurl() { command curl --silent --show-error --fail-with-body \"$@\"; echo; }\n"
+        strict = 'set -eu\ncurl() { command curl --silent --show-error --fail-with-body "$@"; echo; }\n'
         script = strict + shell.replace("http://127.0.0.1:8080", service.url)
         ran = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -132,12 +132,9 @@ class Cell:
 
     def token(self) -> str:
         """The lease that a worker shows."""
-        return {
-            Lease.FRESH: self.claims[-1]["lease"],
-            Lease.STALE: self.claims[0]["lease"],
-            Lease.FOREIGN: self.foreign["lease"],
-            Lease.FORGED: forged(self.claims[-1]["lease"]),
-        }[self.lease]
+        fresh, stale, foreign = (claim["lease"] for claim in (self.claims[-1], self.claims[0], self.foreign))
+        tokens = {Lease.FRESH: fresh, Lease.STALE: stale, Lease.FOREIGN: foreign, Lease.FORGED: forged(fresh)}
+        return str(tokens[self.lease])
 
     def claim_id(self) -> str:
         """The id that a claim is repeated with."""

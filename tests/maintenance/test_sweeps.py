@@ -38,10 +38,10 @@ def test_something_scheduled_wakes_a_sweep_that_sleeps(new_settings: Callable[..
         assert api.claim()["attempt"] == 1
 
 
-@pytest.mark.parametrize(("column", "kind"), [("lease_expires_at", "lease_expired"), ("deadline_at", "deadline_exceeded")])
-def test_a_lost_job_goes_back_with_its_cause(
-    api: Api, db: "psycopg.Connection[Any]", column: str, kind: str
-) -> None:
+@pytest.mark.parametrize(
+    ("column", "kind"), [("lease_expires_at", "lease_expired"), ("deadline_at", "deadline_exceeded")]
+)
+def test_a_lost_job_goes_back_with_its_cause(api: Api, db: "psycopg.Connection[Any]", column: str, kind: str) -> None:
     claimed = api.a_running_job(backoff={"kind": "fixed", "base_seconds": 3600})
     move(db, claimed, column, -7200)
     eventually(lambda: api.job(claimed)["state"] == "retryable", 2)
@@ -76,7 +76,10 @@ def test_a_job_that_was_started_in_time_is_not_cancelled(api: Api, db: "psycopg.
 def test_final_jobs_go_after_their_queues_time_and_nothing_else_does(
     api: Api, db: "psycopg.Connection[Any]", state: str
 ) -> None:
-    settings = {"keep_dead_letters": False, **{f"{name}_retention_seconds": 3600 for name in ("completed", "failed", "cancelled")}}
+    settings = {
+        "keep_dead_letters": False,
+        **{f"{name}_retention_seconds": 3600 for name in ("completed", "failed", "cancelled")},
+    }
     ok(api.client.put(f"/v1/queues/{api.queue}", json=settings))
     young, old, live = api.a_job_in(state), api.a_job_in(state), api.a_running_job()
     move(db, old, "finished_at", -7200)

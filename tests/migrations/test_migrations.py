@@ -203,10 +203,12 @@ class TestTwoMigrators:
         url = new_database()
         with psycopg.connect(url, autocommit=True) as gate:
             gate.execute("SELECT pg_advisory_lock(hashtext('towpath migrations'))")
-            migrators = [migrating(url), migrating(url)]
-            until_waiting(gate, len(migrators))
-            gate.execute("SELECT pg_advisory_unlock_all()")
-            said = [(migrator.communicate(timeout=60)[0], migrator.returncode) for migrator in migrators]
+            with migrating(url) as first, migrating(url) as second:
+                try:
+                    until_waiting(gate, 2)
+                finally:
+                    gate.execute("SELECT pg_advisory_unlock_all()")
+                said = [(each.communicate(timeout=60)[0], each.returncode) for each in (first, second)]
         assert [status for _, status in said] == [0, 0], said
         assert current_revision(url) == head_revision()
 

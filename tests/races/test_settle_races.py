@@ -18,7 +18,9 @@ from tests.waiting import eventually
 TRIALS = 40
 
 
-def race(first: Callable[[], httpx.Response], second: Callable[[], httpx.Response]) -> tuple[httpx.Response, httpx.Response]:
+def race(
+    first: Callable[[], httpx.Response], second: Callable[[], httpx.Response]
+) -> tuple[httpx.Response, httpx.Response]:
     """Both at once, a few milliseconds apart in either order."""
     offset = random.uniform(-0.004, 0.004)
 

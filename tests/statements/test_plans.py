@@ -161,7 +161,7 @@ async def lock(database: Database, running: Running) -> None:
 async def park_and_call_back(database: Database, running: Running) -> None:
     wait = uuid4()
     opening: dict[str, Any] = {"name": "approval", "default_verb": "resume", "timeout_seconds": 60.0}
-    for _ in range(2):
+    for _repeat in range(2):
         await open_wait(database, wait_id=wait, job_id=running.id, lease_number=running.lease_number, **opening)
     await extend(database, wait, 90.0)
     item = Item(n=0, id=str(running.id), lease_number=running.lease_number, wait_id=str(wait), attached=True)
@@ -189,7 +189,7 @@ async def change_a_pending_job(database: Database, _: Running) -> None:
 @operation
 async def enqueue(database: Database, _: Running) -> None:
     enqueuer = Enqueuer(database)
-    for _ in range(2):
+    for _repeat in range(2):
         request = Request([checked(b'{"kind": "work", "queue": "q1"}', 1024)], key="the same")
         (enqueued,) = await enqueuer.insert([request])
         assert not isinstance(enqueued, Exception)

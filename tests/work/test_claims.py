@@ -148,7 +148,9 @@ def _raw_poll(url: str, queue: str) -> socket.socket:
     where = urlsplit(url)
     connection = socket.create_connection((where.hostname or "", where.port or 0))
     body = f'{{"queues": ["{queue}"], "wait_seconds": 30}}'
-    head = f"POST /v1/claims HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/claims HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     connection.sendall((head + body).encode())
     return connection
 

@@ -42,7 +42,9 @@ def test_a_heartbeat_does_not_move_the_deadline(api: Api) -> None:
 
 
 def test_each_of_many_heartbeats_is_answered_in_the_order_sent(api: Api, db: "psycopg.Connection[Any]") -> None:
-    kept, cancelled, lost, late, done = (api.a_running_job(backoff={"kind": "fixed", "base_seconds": 3600}) for _ in "12345")
+    kept, cancelled, lost, late, done = (
+        api.a_running_job(backoff={"kind": "fixed", "base_seconds": 3600}) for _ in "12345"
+    )
     ok(api.post(f"/v1/jobs/{cancelled['id']}/cancel", {}))
     move(db, lost, "lease_expires_at", -3600)
     move(db, late, "deadline_at", -7200)
