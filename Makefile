@@ -7,6 +7,8 @@ PORT ?= 8080
 JOBS ?= 2
 ARGS ?=
 BIN := .venv/bin
+# Where it is set, each start would compile everything again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## What there is to make

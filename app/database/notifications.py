@@ -7,7 +7,6 @@ missed meanwhile.
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 
 import psycopg
 import structlog
@@ -56,8 +55,12 @@ class Notifications:
             await connection.execute("SELECT 1")
 
 
-async def stopped(task: "asyncio.Task[None]") -> None:
-    """Cancel a background task and wait until it has gone."""
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+async def stopped(*tasks: "asyncio.Task[None]") -> None:
+    """Cancel background tasks and wait until they have gone.
+
+    Again and again: before Python 3.12 `asyncio.wait_for`, which the driver uses, can swallow a cancellation.
+    """
+    while alive := {task for task in tasks if not task.done()}:
+        for task in alive:
+            task.cancel()
+        await asyncio.wait(alive, timeout=0.5)

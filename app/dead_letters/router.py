@@ -10,7 +10,7 @@ from app.dead_letters import operations
 from app.dead_letters.schemas import DeadLetterPage
 from app.http.dependencies import job_id_in_path, json_response
 from app.http.openapi import documented
-from app.http.pagination import PageCursor, PageLimit
+from app.http.pagination import NO_NUL, PageCursor, PageLimit
 from app.jobs.control import Order
 from app.jobs.schemas import Controlled, Job
 from app.lifecycle import REDRIVE
@@ -27,8 +27,8 @@ def _database(request: Request) -> Database:
 @router.get("", **documented({200: DeadLetterPage}, summary="List dead letters, newest first."))
 async def list_dead_letters(
     request: Request,
-    queue: Annotated[str | None, Query(max_length=100)] = None,
-    kind: Annotated[str | None, Query(max_length=200)] = None,
+    queue: Annotated[str | None, Query(max_length=100, pattern=NO_NUL)] = None,
+    kind: Annotated[str | None, Query(max_length=200, pattern=NO_NUL)] = None,
     cursor: PageCursor = None,
     limit: PageLimit = 50,
 ) -> Response:

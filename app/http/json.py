@@ -27,7 +27,9 @@ T = TypeVar("T")
 _SUSPECT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])|[0-9][eE]|[0-9]{300}")
 # Possessive, and a text that does not end is taken to its end: looking for the end again from each of its quotes
 # would take hours.
-_STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_ONE_PAIR = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _PATH_STEP = re.compile(r"\.([^.\[]+)|\[([^\]]*)\]")
 
 encode = msgspec.json.Encoder(decimal_format="number").encode
@@ -67,7 +69,7 @@ def _check_shape(raw: bytes, max_depth: int, pointer: str) -> None:
             raw.decode()
         except UnicodeDecodeError as error:
             raise Refusal(Kind.MALFORMED, "malformed-json", f"The body is not UTF-8: {error.reason}.") from None
-    if raw.count(b"[") + raw.count(b"{") > max_depth and _depth(raw) > max_depth:
+    if raw.count(b"[") + raw.count(b"{") > max_depth and _deeper(raw, max_depth):
         raise invalid(FieldError(pointer, f"is nested deeper than {MAX_DEPTH}"))
 
 
@@ -81,16 +83,15 @@ def _check_suspects(raw: bytes, pointer: str) -> None:
     _check_values(parsed, pointer)
 
 
-def _depth(raw: bytes) -> int:
-    depth = deepest = 0
-    for token in _STRUCTURE.finditer(raw):
-        match token[0]:
-            case b"[" | b"{":
-                depth += 1
-                deepest = max(deepest, depth)
-            case b"]" | b"}":
-                depth -= 1
-    return deepest
+def _deeper(raw: bytes, levels: int) -> bool:
+    """Whether brackets outside of texts are nested deeper. Each pass takes the innermost pairs away."""
+    brackets = _TEXT.sub(b"", raw).translate(_ONE_PAIR, _NO_BRACKETS)
+    for _ in range(levels):
+        fewer = brackets.replace(b"[]", b"")
+        if len(fewer) == len(brackets):
+            return brackets.count(b"[") > levels
+        brackets = fewer
+    return b"[" in brackets
 
 
 class _Unstorable:

@@ -60,7 +60,7 @@ def _operation(route: HotRoute) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "string", "format": "uuid"}
         parameters.append({"name": "id", "in": "path", "required": True, "schema": schema})
     for name, why in route.headers.items():
-        schema = {"type": "string", "minLength": 1, "maxLength": 255}
+        schema = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]([ -~]*[!-~])?$"}
         parameters.append({"name": name, "in": "header", "required": False, "description": why, "schema": schema})
     return {
         "tags": [route.tag],

@@ -9,6 +9,8 @@ from app.errors import FieldError, invalid
 
 PageLimit = Annotated[int, Query(ge=1, le=200, description="Items per page.")]
 PageCursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before.")]
+NO_NUL = r"^[^\x00]*$"
+"""What a text parameter must match: PostgreSQL holds no NUL character."""
 
 Key = TypeVar("Key")
 
@@ -25,6 +27,9 @@ class Cursor:
     def read(cursor: str, key_type: "type[Key]") -> Key:
         """The key in a cursor. Raises Refusal when it is not one of ours."""
         try:
-            return key_type(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode())  # type: ignore[call-arg]
+            text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+            if "\0" not in text:
+                return key_type(text)  # type: ignore[call-arg]
         except (ValueError, OverflowError):
-            raise invalid(FieldError("cursor", "is not a cursor of this list")) from None
+            pass
+        raise invalid(FieldError("cursor", "is not a cursor of this list"))

@@ -1,6 +1,8 @@
 """Refusals as RFC 9457 problem documents: the only place that knows status codes."""
 
+import re
 from collections.abc import Mapping
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
@@ -104,12 +106,24 @@ def install(app: FastAPI) -> None:
         errors = (FieldError(str(item["loc"][-1]), item["msg"][0].lower() + item["msg"][1:]) for item in error.errors())
         return _response(invalid(*errors))
 
-    async def by_framework(_: Request, error: Exception) -> Response:
+    @cache
+    def methods() -> list[tuple[re.Pattern[str], str]]:
+        # Paths without a parameter first: `/v1/jobs/batch` is no job.
+        paths = sorted(app.openapi()["paths"].items(), key=lambda item: item[0].count("{"))
+        return [
+            (re.compile(re.sub(r"{\w+}", "[^/]+", path)), ", ".join(sorted(calls)).upper()) for path, calls in paths
+        ]
+
+    async def by_framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         code = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "malformed-request")
         detail = HTTPStatus(error.status_code).description or str(error.detail)
         body = document(code, error.status_code, detail, {})
-        return Response(body, error.status_code, error.headers, MEDIA_TYPE)
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            # The framework names the methods of one of the path's routes only.
+            headers |= next(({"Allow": verbs} for path, verbs in methods() if path.fullmatch(request.url.path)), {})
+        return Response(body, error.status_code, headers, MEDIA_TYPE)
 
     for kind in (Refusal, psycopg.Error, SQLAlchemyError, Exception):
         app.add_exception_handler(kind, answered)

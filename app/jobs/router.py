@@ -16,7 +16,7 @@ from app.errors import FieldError, Refusal, invalid
 from app.http.dependencies import job_id_in_path, json_body, json_response
 from app.http.hot import Call, HotRoute, Reply
 from app.http.openapi import documented
-from app.http.pagination import PageCursor, PageLimit
+from app.http.pagination import NO_NUL, PageCursor, PageLimit
 from app.http.problems import answer_of
 from app.http.wire import Body
 from app.jobs import read
@@ -151,10 +151,10 @@ WaitSeconds = Annotated[float, Query(ge=0, le=60, description="Wait this long fo
 @router.get("", **documented({200: JobPage}, summary="List jobs, newest first."))
 async def list_jobs(
     request: Request,
-    queue: Annotated[str | None, Query(max_length=100)] = None,
+    queue: Annotated[str | None, Query(max_length=100, pattern=NO_NUL)] = None,
     state: State | None = None,
-    kind: Annotated[str | None, Query(max_length=200)] = None,
-    tag: Annotated[str | None, Query(max_length=100)] = None,
+    kind: Annotated[str | None, Query(max_length=200, pattern=NO_NUL)] = None,
+    tag: Annotated[str | None, Query(max_length=100, pattern=NO_NUL)] = None,
     cursor: PageCursor = None,
     limit: PageLimit = 50,
 ) -> Response:

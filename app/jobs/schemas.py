@@ -40,7 +40,9 @@ class NewJob(Body, kw_only=True):
         Time | None, Meta(description="Cancelled with the reason `expired` if not started by then.")
     ] = None
     tags: Annotated[list[Tag], Meta(max_length=20)] = []
-    metadata: Annotated[Raw | UnsetType, Meta(description="An object for your own use.")] = UNSET
+    metadata: Annotated[
+        Raw | UnsetType, Meta(description="An object for your own use.", extra_json_schema={"type": ["object", "null"]})
+    ] = UNSET
 
 
 class NewJobs(Body, kw_only=True):

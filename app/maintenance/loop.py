@@ -17,6 +17,7 @@ from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool
 
 from app.database.engine import conninfo
+from app.database.notifications import stopped
 from app.lifecycle import PROMOTE
 from app.maintenance.expire import expire_callbacks, expire_unstarted
 from app.maintenance.promote import promote
@@ -83,9 +84,7 @@ class Maintenance:
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await stopped(*tasks)
             await self._pool.close()
 
     async def _run(self, sweep: Sweep) -> None:

@@ -81,7 +81,7 @@ def test_no_promise_breaks_for_minutes(
     start_process: Start, new_settings: Callable[..., Settings], postgres: PostgresServer
 ) -> None:
     seconds = float(os.environ.get("TOWPATH_CHAOS_SECONDS", "300"))
-    faults = max(10, int(seconds / 2))
+    faults = max(10, int(seconds / 4))
     run(start_process, new_settings(), postgres, kills=faults * 4 // 5, restarts=faults // 5, seconds_between=1.0)
 
 
