@@ -37,6 +37,10 @@ else
 	@exec $(BIN)/python -m app serve --host $(HOST) --port $(PORT) --embedded $(ARGS)
 endif
 
+.PHONY: migrate
+migrate: .venv/run ## Bring the database of TOWPATH_DATABASE_URL up to date
+	@$(BIN)/python -m app migrate
+
 .PHONY: test
 test: .venv/dev ## The whole suite, against a PostgreSQL of our own or TOWPATH_TEST_DATABASE_URL
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)

@@ -49,9 +49,13 @@ def serve(*, host: str, port: int, workers: int, embedded: bool, maintenance: bo
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         if embedded:
-            from app.database.embedded import EmbeddedPostgres
+            from app.database.embedded import AlreadyRunning, EmbeddedPostgres
 
-            server = stack.enter_context(EmbeddedPostgres.start(settings.data_directory.resolve() / "postgres"))
+            try:
+                server = stack.enter_context(EmbeddedPostgres.start(settings.data_directory.resolve() / "postgres"))
+            except AlreadyRunning as error:
+                typer.echo(f"towpath: {error}", err=True)
+                raise typer.Exit(1) from None
             server.ensure_database("towpath")
             os.environ["TOWPATH_DATABASE_URL"] = server.url()
             settings = Settings()
