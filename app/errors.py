@@ -59,6 +59,11 @@ def unknown_job(job_id: object) -> Refusal:
     return Refusal(Kind.UNKNOWN, "unknown-job", f"There is no job {job_id}.")
 
 
+def unknown_dead_letter(job_id: object) -> Refusal:
+    """Missing, running again, or never dead: the same answer."""
+    return Refusal(Kind.UNKNOWN, "unknown-dead-letter", f"There is no dead letter {job_id}.")
+
+
 def unavailable(detail: str, retry_after_seconds: float = 1.0) -> Refusal:
     """The database is away, or the outcome of a commit is not known: repeat the request."""
     return Refusal(Kind.UNAVAILABLE, "database-unavailable", detail, retry_after_seconds=retry_after_seconds)

@@ -29,9 +29,8 @@ class Settings(BaseSettings):
 
     max_body_bytes: int = Field(1_048_576, ge=1024, description="Largest request body, and largest `args`.")
     max_batch_body_bytes: int = Field(33_554_432, ge=1024, description="Largest body of the batch calls.")
-    max_batch_items: int = Field(1000, ge=1, le=1000, description="Most items of one batch call.")
     max_waiting_polls: int = Field(20_000, ge=1, description="Most long polls of one process; then 429.")
-    max_queued_items: int = Field(20_000, ge=1, description="Most items that wait for a flush; then 503.")
+    max_queued_items: int = Field(20_000, ge=1, description="Most items that wait for a flush; then 429.")
     request_deadline_seconds: float = Field(15.0, gt=0, description="Every request but a long poll ends by then.")
     idempotency_seconds: float = Field(86_400.0, ge=60, description="How long an Idempotency-Key is remembered.")
 

@@ -128,11 +128,10 @@ def _too_late(wait: Any, verb: str) -> Resolution | Exception:
         )
     if wait.state == "expired":
         why = "its deadline passed"
-    elif wait.job_state == State.CANCELLED:
-        why = "the job was cancelled"
     else:
         facts["wait_state"] = "superseded"
-        why = "the attempt that opened it is over"
+        cancelled = wait.job_state == State.CANCELLED
+        why = "the job was cancelled" if cancelled else "the attempt that opened it is over"
     return Refusal(Kind.GONE, "callback-gone", f"Nobody waits for this callback any more: {why}.", **facts)
 
 

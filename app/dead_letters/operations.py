@@ -6,7 +6,7 @@ from sqlalchemy import delete, select
 
 from app.database import tables as t
 from app.database.engine import Database
-from app.errors import Kind, Refusal
+from app.errors import unknown_dead_letter
 from app.jobs.read import JOB_COLUMNS, job_of, page_of_jobs
 from app.jobs.schemas import Job
 from app.lifecycle import State
@@ -44,8 +44,3 @@ async def discard(database: Database, job_id: UUID) -> None:
         deleted = await connection.execute(delete(t.Job).where(_TABLE.c.id == job_id, _IS_DEAD_LETTER))
     if deleted.rowcount == 0:
         raise unknown_dead_letter(job_id)
-
-
-def unknown_dead_letter(job_id: UUID) -> Refusal:
-    """Missing, running again, or never dead: the same answer."""
-    return Refusal(Kind.UNKNOWN, "unknown-dead-letter", f"There is no dead letter {job_id}.")

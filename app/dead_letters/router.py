@@ -47,11 +47,13 @@ async def get_dead_letter(request: Request, job_id: JobId) -> Response:
 
 @router.post(
     "/{id}/redrive",
-    **documented({200: Controlled}, "unknown-job", "wrong-state", summary="Run a dead letter again."),
+    **documented(
+        {200: Controlled}, "unknown-job", "unknown-dead-letter", "wrong-state", summary="Run a dead letter again."
+    ),
 )
 async def redrive_dead_letter(request: Request, job_id: JobId) -> Response:
     """From attempt 0; its errors are kept. A repeat changes nothing."""
-    return json_response(await request.state.jobs.orders.submit(Order(REDRIVE, job_id)))
+    return json_response(await request.state.jobs.orders.submit(Order(REDRIVE, job_id, dead_letter=True)))
 
 
 @router.delete("/{id}", **documented({204: None}, "unknown-dead-letter", summary="Discard a dead letter."))

@@ -57,7 +57,6 @@ _PROBLEMS: dict[str, tuple[int, str]] = {
     "too-many-polls": (429, "This process has too many waiting polls"),
     "too-many-requests": (429, "This process is overloaded"),
     "database-unavailable": (503, "The database did not answer"),
-    "draining": (503, "This process is shutting down"),
     "internal-error": (500, "This is a bug in Towpath"),
 }
 TITLES = {code: title for code, (_, title) in _PROBLEMS.items()}

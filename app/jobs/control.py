@@ -8,7 +8,7 @@ from msgspec import UNSET
 from psycopg.rows import namedtuple_row
 
 from app.database.engine import Database
-from app.errors import FieldError, Kind, Refusal, invalid, unknown_job
+from app.errors import FieldError, Kind, Refusal, invalid, unknown_dead_letter, unknown_job
 from app.http.wire import in_utc
 from app.jobs.schemas import Controlled, JobChanges
 from app.jobs.transition import Item, Question, apply, diagnose, lock_jobs
@@ -36,6 +36,12 @@ class Order:
     step: Step
     job_id: UUID
     reason: str = ""
+    dead_letter: bool = False
+    """Only if the job is a dead letter, or was one before this very order."""
+
+
+_NO_DEAD_LETTER = """SELECT id FROM towpath.jobs WHERE id = ANY(%s)
+AND ((state || '') = 'cancelled' OR (state || '') = 'failed' AND dead_letter_reason IS NULL)"""
 
 
 async def control(database: Database, orders: list[Order]) -> list[Controlled | Exception]:
@@ -43,11 +49,18 @@ async def control(database: Database, orders: list[Order]) -> list[Controlled | 
     answers: dict[int, Controlled | Exception] = {}
     async with database.transaction() as connection:
         await lock_jobs(connection, [str(order.job_id) for order in orders])
+        wanted = [order.job_id for order in orders if order.dead_letter]
+        other = (
+            {row[0] for row in await (await connection.execute(_NO_DEAD_LETTER, [wanted])).fetchall()} if wanted else ()
+        )
+        for n, order in enumerate(orders):
+            if order.dead_letter and order.job_id in other:
+                answers[n] = unknown_dead_letter(order.job_id)
         for step in {order.step.name: order.step for order in orders}.values():
             items = [
                 Item(n=n, id=str(order.job_id), reason=order.reason)
                 for n, order in enumerate(orders)
-                if order.step is step
+                if order.step is step and n not in answers
             ]
             for moved in await apply(connection, step, items):
                 answers[moved.n] = Controlled(

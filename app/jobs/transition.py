@@ -119,6 +119,9 @@ SELECT moved.n, moved.id, moved.queue, moved.state, moved.attempt, moved.run_at,
     moved.lease_expires_at{hint} FROM moved"""
 
 
+_TIMEOUT = "coalesce(j.timeout_seconds, (SELECT q.timeout_seconds FROM towpath.queues AS q WHERE q.name = j.queue))"
+
+
 def _assignments(step: Step) -> dict[str, str]:
     exhausted = "j.attempt >= j.max_attempts"
     sets = {"state": f"'{step.target}'"}
@@ -169,7 +172,7 @@ def _assignments(step: Step) -> dict[str, str]:
     elif step is REDRIVE:
         sets |= {"finished_at": "NULL", "dead_letter_reason": "NULL", "cancel_reason": "NULL"}
     if step.name == "callback_resume_attached":
-        sets |= {"settled_as": "NULL", "deadline_at": "now() + j.timeout_seconds * interval '1 s'"}
+        sets |= {"settled_as": "NULL", "deadline_at": f"now() + {_TIMEOUT} * interval '1 s'"}
     if step is CALLBACK_RETRY:
         sets["callback_results"] = "NULL"
     return sets

@@ -103,6 +103,8 @@ class Maintenance:
                 if count:
                     log.info("swept", sweep=sweep.name, rows=count)
                 if count >= limit:
+                    # Back to full batches: one bad row must not leave the rest to go one by one.
+                    limit = min(limit * 2, self._settings.sweep_batch)
                     continue
                 limit = self._settings.sweep_batch
                 sleep = await self._until_due(sweep, _SHORTEST_SLEEP if count else _SLEEP_BEHIND_OTHERS)

@@ -35,7 +35,6 @@ _CLAIM = f"""WITH queue_open AS MATERIALIZED (
         lease_seconds = coalesce(w.lease_seconds, o.lease_seconds),
         lease_expires_at = now() + coalesce(w.lease_seconds, o.lease_seconds) * interval '1 s',
         deadline_at = now() + coalesce(j.timeout_seconds, o.timeout_seconds) * interval '1 s',
-        timeout_seconds = coalesce(j.timeout_seconds, o.timeout_seconds),
         claim_id = w.claim_id,
         worker = w.worker,
         settled_as = NULL

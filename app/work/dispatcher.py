@@ -182,9 +182,11 @@ class Dispatcher:
                     del self._by_queue[queue]
 
     async def _serve(self, group: Group) -> None:
+        failed: set[str] = set()
         try:
             while group.doubtful or (group.waiters and group.dirty):
-                queue = next((q for q in group.queues if q in group.dirty), "")
+                # In the order given; but a queue whose row somebody holds must not hold up the others.
+                queue = min((q for q in group.queues if q in group.dirty), key=failed.__contains__, default="")
                 # Clean before the look: what arrives during it makes the queue dirty again.
                 group.dirty.discard(queue)
                 try:
@@ -192,10 +194,12 @@ class Dispatcher:
                         await self._recover(group)
                     if queue and await self._claim(group, queue):
                         group.dirty.add(queue)
+                    failed.discard(queue)
                 except psycopg.Error as error:
                     log.warning("claim failed", queue=queue, error=type(error).__name__, away=is_away(error))
                     if queue:
                         group.dirty.add(queue)
+                        failed.add(queue)
                     if self.draining:
                         break
                     await asyncio.sleep(_RETRY_SECONDS)

@@ -129,10 +129,16 @@ async def heartbeats(call: Call) -> Reply:
         except Refusal as refusal:
             refused[n] = refusal
     kept: list[Kept] = []
-    for result in await work.heartbeats.submit_all(pulses):
-        if isinstance(result, Exception):
+    places = [n for n in range(len(many.heartbeats)) if n not in refused]
+    results = await work.heartbeats.submit_all(pulses)
+    for n, result in zip(places, results, strict=True):
+        if isinstance(result, Kept):
+            kept.append(result)
+        elif isinstance(result, Refusal) and len(set(map(type, results))) > 1:
+            # Somebody holds this job's row: the others are told that they were kept.
+            refused[n] = result
+        else:
             raise result
-        kept.append(result)
     return Reply(200, _beats(kept, refused))
 
 
@@ -163,7 +169,7 @@ def _beats(kept: list[Kept], refused: dict[int, Refusal] | None = None) -> Heart
         )
         for each in kept
     ]
-    for n, refusal in (refused or {}).items():
+    for n, refusal in sorted((refused or {}).items()):
         beats.insert(
             n,
             Beat(

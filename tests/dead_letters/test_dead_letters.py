@@ -189,3 +189,13 @@ def test_a_dead_letter_stays_one_when_its_queue_keeps_no_more(api: Api) -> None:
     job = a_dead_letter(api)
     ok(api.client.put(f"/v1/queues/{api.queue}", json={"keep_dead_letters": False}))
     assert [letter["id"] for letter in dead_letters(api)] == [job["id"]]
+
+
+def test_only_a_dead_letter_is_redriven_as_one(api: Api) -> None:
+    cancelled = api.a_job_in("cancelled")
+    problem(api.post(f"/v1/dead-letters/{cancelled['id']}/redrive"), 404, "unknown-dead-letter")
+    dead = api.a_job_in("failed")
+    first = ok(api.post(f"/v1/dead-letters/{dead['id']}/redrive"))
+    again = ok(api.post(f"/v1/dead-letters/{dead['id']}/redrive"))
+    assert (first["already_applied"], again["already_applied"]) == (False, True)
+    assert api.job(cancelled)["state"] == "cancelled"

@@ -363,6 +363,8 @@ def of_claim(situation: Situation, lease: Lease) -> Expected:
 
 def of_operator(situation: Situation, verb: Verb) -> Expected:
     """P5: what operators do goes by the state alone."""
+    if verb.name == "dead-letters:redrive" and situation.state is State.CANCELLED:
+        return refused("unknown-dead-letter")
     if verb.name == "dead-letters:discard":
         return Expected(204) if situation.state is State.FAILED else refused("unknown-dead-letter")
     if verb.name.startswith("patch:"):

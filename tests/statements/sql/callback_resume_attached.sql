@@ -5,7 +5,7 @@ WITH picked AS MATERIALIZED (
         state = 'running',
         settled_as = NULL,
         waiting_on = NULL,
-        deadline_at = now() + j.timeout_seconds * interval '1 s'
+        deadline_at = now() + coalesce(j.timeout_seconds, (SELECT q.timeout_seconds FROM towpath.queues AS q WHERE q.name = j.queue)) * interval '1 s'
     FROM picked AS i
     WHERE j.id = i.id AND (j.state || '') IN ('waiting_external')
     RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
