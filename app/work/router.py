@@ -134,7 +134,7 @@ async def heartbeats(call: Call) -> Reply:
     for n, result in zip(places, results, strict=True):
         if isinstance(result, Kept):
             kept.append(result)
-        elif isinstance(result, Refusal) and len(set(map(type, results))) > 1:
+        elif isinstance(result, Refusal) and any(isinstance(other, Kept) for other in results):
             # Somebody holds this job's row: the others are told that they were kept.
             refused[n] = result
         else:
