@@ -9,6 +9,7 @@ class Kind(StrEnum):
 
     MALFORMED = "malformed"
     INVALID = "invalid"
+    FORBIDDEN = "forbidden"
     UNKNOWN = "unknown"
     CONFLICT = "conflict"
     GONE = "gone"

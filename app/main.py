@@ -9,16 +9,20 @@ from fastapi import FastAPI
 
 from app import __version__
 from app import runtime as running
+from app.callbacks.answer_router import router as answers
 from app.callbacks.router import router as callbacks
 from app.database.migrations import require_current_revision
 from app.database.signing_keys import claim_signing_keys
 from app.dead_letters.router import router as dead_letters
+from app.hooks.router import router as hooks
 from app.http import openapi, problems
 from app.http.health import router as health
 from app.http.hot import HotRoutes
 from app.jobs.router import ROUTES as ENQUEUE_ROUTES
 from app.jobs.router import router as jobs
 from app.queues.router import router as queues
+from app.secrets.encryption import vault_of
+from app.secrets.router import router as secrets
 from app.settings import Settings
 from app.telemetry import logging
 from app.work.router import ROUTES as WORK_ROUTES
@@ -42,13 +46,14 @@ def create_app(settings: Settings | None = None, *, maintenance: bool = True) ->
         logging.configure(json=settings.log_json)
         require_current_revision(settings.database_url)
         signer = claim_signing_keys(settings)
-        async with running.opened(settings, signer, maintenance=maintenance) as runtime:
+        async with running.opened(settings, signer, vault_of(settings), maintenance=maintenance) as runtime:
             structlog.get_logger(__name__).info("serving", version=__version__, maintenance=maintenance)
             yield {
                 "runtime": runtime,
                 "jobs": runtime.jobs,
                 "work": runtime.work,
                 "callbacks": runtime.callbacks,
+                "secrets": runtime.secrets,
                 "max_body_bytes": settings.max_body_bytes,
             }
 
@@ -62,7 +67,7 @@ def create_app(settings: Settings | None = None, *, maintenance: bool = True) ->
         openapi_url="/openapi.json",
         generate_unique_id_function=lambda route: route.name,
     )
-    for router in (jobs, callbacks, queues, dead_letters, health):
+    for router in (jobs, callbacks, answers, hooks, secrets, queues, dead_letters, health):
         app.include_router(router)
     for route in HOT_ROUTES:
         # Never called: it lets the framework answer 405 where only the method is wrong.

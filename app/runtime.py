@@ -9,19 +9,23 @@ from typing import Any
 
 import structlog
 
-from app.callbacks.resolve import Arrival, Resolution, resolve
+from app.callbacks.evaluator import evaluating
+from app.callbacks.resolve import Arrival, Resolution, Resolver
 from app.callbacks.router import Callbacks
 from app.database import engine
 from app.database.batching import Batcher
 from app.database.engine import Database
 from app.database.notifications import Notifications, stopped
 from app.database.watch import Watch
+from app.http.rates import Rates
 from app.jobs.control import Order, control
 from app.jobs.enqueue import Enqueued, Enqueuer, Request
 from app.jobs.router import Jobs
 from app.jobs.schemas import Controlled
 from app.lifecycle import FINAL
 from app.maintenance.loop import Maintenance
+from app.secrets.encryption import Vault
+from app.secrets.router import Secrets
 from app.settings import Settings
 from app.signing import Signer
 from app.work.claim import ClaimedJob
@@ -42,7 +46,12 @@ _FINISHED = (
 _RESOLVED = (
     "SELECT w.id FROM towpath.waits AS w JOIN towpath.jobs AS j ON j.id = w.job_id WHERE w.id = ANY(%(ids)s)"
     " AND ((w.state || '') <> 'open'"
-    " OR j.waiting_on IS DISTINCT FROM w.id AND ((j.state || '') <> 'running' OR j.lease_number <> w.lease_number))"
+    " OR (w.id = ANY(j.waiting_on)) IS NOT true"
+    " AND ((j.state || '') <> 'running' OR j.lease_number <> w.lease_number))"
+)
+_UNPARKED = (
+    "SELECT asked.id FROM unnest(%(ids)s::uuid[]) AS asked(id) LEFT JOIN towpath.jobs AS j ON j.id = asked.id"
+    " WHERE (j.state || '') IS DISTINCT FROM 'waiting_external'"
 )
 
 
@@ -57,20 +66,25 @@ class Runtime:
     jobs: Jobs
     work: Work
     callbacks: Callbacks
+    secrets: Secrets
 
     def drain(self) -> None:
         """The process is about to stop: answer every waiting request at once."""
         self.work.dispatcher.drain()
         self.jobs.finished.drain()
         self.callbacks.resolved.drain()
+        self.callbacks.unparked.drain()
 
 
 @asynccontextmanager
-async def opened(settings: Settings, signer: Signer, *, maintenance: bool = True) -> AsyncIterator[Runtime]:
+async def opened(
+    settings: Settings, signer: Signer, vault: Vault, *, maintenance: bool = True
+) -> AsyncIterator[Runtime]:
     """A running process without its HTTP server. At the end, flushes that are on their way come to their end."""
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(engine.opened(settings))
-        finished, resolved = Watch(database, _FINISHED), Watch(database, _RESOLVED)
+        finished, resolved, unparked = (Watch(database, reached) for reached in (_FINISHED, _RESOLVED, _UNPARKED))
+        resolver = Resolver(vault, await stack.enter_async_context(evaluating(settings.policy_seconds)))
 
         async def flush_settlements(outcomes: list[Outcome]) -> list[Settled | Exception]:
             answers = await settle(database, outcomes)
@@ -78,8 +92,9 @@ async def opened(settings: Settings, signer: Signer, *, maintenance: bool = True
             return answers
 
         async def flush_arrivals(arrivals: list[Arrival]) -> list[Resolution | Exception]:
-            answers = await resolve(database, arrivals)
+            answers = await resolver.resolve(database, arrivals)
             resolved.hint([arrival.wait_id for arrival in arrivals])
+            unparked.hint([each.job_id for each in answers if isinstance(each, Resolution)])
             return answers
 
         async def flush_orders(orders: list[Order]) -> list[Controlled | Exception]:
@@ -126,7 +141,7 @@ async def opened(settings: Settings, signer: Signer, *, maintenance: bool = True
                 sweeping.wake()
 
         notifications = Notifications(engine.conninfo(settings, "listen"), heard, may_have_missed)
-        for background in (notifications.run, dispatcher.run, finished.run, resolved.run):
+        for background in (notifications.run, dispatcher.run, finished.run, resolved.run, unparked.run):
             task = asyncio.create_task(background(), name=background.__qualname__)
             stack.push_async_callback(stopped, task)
         if sweeping:
@@ -138,7 +153,21 @@ async def opened(settings: Settings, signer: Signer, *, maintenance: bool = True
             maintenance=sweeping,
             jobs=Jobs(settings, database, enqueues, orders, finished),
             work=Work(settings, signer, database, dispatcher, heartbeats, settlements),
-            callbacks=Callbacks(settings, signer, database, arrivals, resolved),
+            callbacks=Callbacks(
+                settings,
+                signer,
+                database,
+                resolver,
+                arrivals,
+                resolved,
+                unparked,
+                Rates(
+                    per_wait=settings.callbacks_per_minute,
+                    per_hook=settings.deliveries_per_minute,
+                    refused_per_source=settings.refusals_per_minute,
+                ),
+            ),
+            secrets=Secrets(database, vault),
         )
         dispatcher.drain()
         await dispatcher.drained()

@@ -23,6 +23,13 @@ class Settings(BaseSettings):
             "and kept in the data directory."
         ),
     )
+    encryption_keys: SecretStr | None = Field(
+        None,
+        description=(
+            "Fernet keys for senders' secrets, comma-separated: the first encrypts, all decrypt. Every process of one "
+            "database needs the same. Default: a key made on first start and kept in the data directory."
+        ),
+    )
     public_url: str | None = Field(
         None, description="What callback URLs start with. Default: the address that the worker called."
     )
@@ -33,6 +40,14 @@ class Settings(BaseSettings):
     max_queued_items: int = Field(20_000, ge=1, description="Most items that wait for a flush; then 429.")
     request_deadline_seconds: float = Field(15.0, gt=0, description="Every request but a long poll ends by then.")
     idempotency_seconds: float = Field(86_400.0, ge=60, description="How long an Idempotency-Key is remembered.")
+
+    callbacks_per_minute: int = Field(120, ge=1, description="Most callbacks of one wait, each process; then 429.")
+    deliveries_per_minute: int = Field(12_000, ge=1, description="Most deliveries to one hook, each process; then 429.")
+    refusals_per_minute: int = Field(
+        600, ge=1, description="Most refused callbacks and deliveries of one address, each process; then 429."
+    )
+
+    policy_seconds: float = Field(1.0, gt=0, description="Longest evaluation of a policy or of a hook's expressions.")
 
     hot_connections: int = Field(6, ge=3, description="Connections for the hot path, each process.")
     pool_connections: int = Field(4, ge=1, description="Connections for everything else, each process.")

@@ -32,7 +32,7 @@ async function review_file(job) {
     const { id, lease, args } = job;
     const wait = await post(`${URL}/v1/jobs/${id}/callbacks`, { lease, name: "review", timeout_seconds: 60 });
     await post(ANSWERER_URL, { callback_url: wait.urls.resume, ...args });
-    answer = (await post(`${URL}/v1/jobs/${id}/park`, { lease, wait_id: wait.wait_id })).callback;
+    [answer] = (await post(`${URL}/v1/jobs/${id}/park`, { lease, wait_id: wait.wait_id })).callbacks;
   }
   // Still no answer: it is parked, and whoever claims it after the callback finishes it.
   return answer && { ...(await measure_file(job)), review: answer.payload };

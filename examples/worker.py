@@ -41,7 +41,8 @@ def review_file(job: Any) -> Any:
         url, lease = f"{URL}/v1/jobs/{job['id']}", job["lease"]
         wait = post(f"{url}/callbacks", lease=lease, name="review", timeout_seconds=60)
         post(ANSWERER_URL, callback_url=wait["urls"]["resume"], **job["args"])
-        answer = post(f"{url}/park", lease=lease, wait_id=wait["wait_id"])["callback"]
+        arrived = post(f"{url}/park", lease=lease, wait_id=wait["wait_id"])["callbacks"]
+        answer = arrived[0] if arrived else None
     # Still no answer: it is parked, and whoever claims it after the callback finishes it.
     return answer and {**measure_file(job), "review": answer["payload"]}
 

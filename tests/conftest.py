@@ -94,6 +94,8 @@ def new_settings(new_database: Callable[[], str], tmp_path_factory: pytest.TempP
             "rescue_interval_seconds": 0.05,
             "sweep_interval_seconds": 0.5,
             "safety_poll_seconds": 1.0,
+            # Every test comes from one address; the tests of limits have a service of their own.
+            "refusals_per_minute": 1_000_000,
         }
         return Settings(**{**values, **changes})
 

@@ -13,6 +13,7 @@ from typing import Self
 
 import httpx
 import uvicorn
+from pydantic import SecretStr
 
 from app.cli.serve import DrainingProtocol
 from app.main import create_app
@@ -79,7 +80,7 @@ class ServiceProcess:
         self._environment = {
             **os.environ,
             **{
-                f"TOWPATH_{name.upper()}": str(value.get_secret_value() if name == "signing_keys" else value)
+                f"TOWPATH_{name.upper()}": str(value.get_secret_value() if isinstance(value, SecretStr) else value)
                 for name, value in settings
                 if value is not None
             },

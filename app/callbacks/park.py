@@ -1,6 +1,7 @@
-"""Open a wait, and park a job on it. A step inside settling: it runs in the caller's transaction."""
+"""Park a job on its waits. A step inside settling: it runs in the caller's transaction."""
 
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -9,63 +10,51 @@ from psycopg import AsyncConnection
 from psycopg.rows import namedtuple_row
 
 from app import lifecycle
-from app.callbacks.verbs import failure, step_of
-from app.database.engine import Database
+from app.callbacks.verbs import Answered, Verdict, failure, step_of, verdict
 from app.errors import Kind, Refusal
-from app.jobs.transition import ITEM_COLUMNS, Item, Question, apply, diagnose, lease_lost, lock_jobs
+from app.jobs.transition import ITEM_COLUMNS, Item, apply, lock_jobs
 
-_PARKABLE = f"""SELECT i.n, w.id AS wait_id, w.name, w.state, w.delivered, w.resolved_as, w.payload::text AS payload
+# An answer that an earlier attempt got, and that is still with the job, may be parked on again.
+_PARKABLE = f"""SELECT i.n, j.state AS job_state, j.attempt, asked.wait_id, w.name, w.state, w.resolved_as,
+    w.resolved_at::text, w.payload::text AS payload, w.encoding, w.content_type, w.event::text AS event
 FROM jsonb_to_recordset(%(items)s) AS i({ITEM_COLUMNS})
 JOIN towpath.jobs AS j ON j.id = i.id AND j.lease_number = i.lease_number AND (j.state || '') = 'running'
-LEFT JOIN towpath.waits AS w ON w.id = i.wait_id AND w.job_id = j.id AND w.lease_number = j.lease_number"""
+CROSS JOIN LATERAL unnest(i.wait_ids) WITH ORDINALITY AS asked(wait_id, place)
+LEFT JOIN towpath.waits AS w ON w.id = asked.wait_id AND w.job_id = j.id
+    AND (w.lease_number = j.lease_number OR j.callback_results -> w.name ->> 'wait_id' = w.id::text)
+ORDER BY i.n, asked.place"""
 
-_OPEN = """INSERT INTO towpath.waits
-    (id, job_id, lease_number, attempt, name, default_verb, timeout_seconds, deadline_at)
-SELECT %(id)s, j.id, j.lease_number, j.attempt, %(name)s, %(default_verb)s, %(timeout_seconds)s,
-    now() + %(timeout_seconds)s * interval '1 s'
-FROM towpath.jobs AS j
-WHERE j.id = %(job_id)s AND j.lease_number = %(lease_number)s AND (j.state || '') = 'running'
-ON CONFLICT (job_id, lease_number, name) DO NOTHING
-RETURNING id, name, default_verb, timeout_seconds, deadline_at"""
-
-_SAME = """SELECT id, name, default_verb, timeout_seconds, deadline_at FROM towpath.waits
-WHERE job_id = %(job_id)s AND lease_number = %(lease_number)s AND name = %(name)s"""
+_FOUND_THERE = """SELECT id, name, resolved_as, payload::text, encoding, content_type, event::text FROM towpath.waits
+WHERE id = ANY(%(wait_ids)s::uuid[]) AND job_id = %(job_id)s AND early AND resolved_as IN ('complete', 'fail', 'retry')
+ORDER BY resolved_at LIMIT 1"""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A callback that came before its park."""
+    """What came on a wait; values are stored JSON, as text."""
 
     wait_id: UUID
     name: str
     verb: str
-    payload: msgspec.Raw
+    payload: str | None
+    encoding: str | None
+    content_type: str | None
+    event: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """What parking led to: waiting, or straight on because the callback was there already."""
+    """What parking led to: waiting, or straight on because enough callbacks were there already."""
 
     job_id: UUID
     state: str
     attempt: int
-    arrived: Arrived | None
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedWait:
-    """A wait that the attempt may park on; `existing` when the request was a repeat."""
-
-    id: UUID
-    name: str
-    default_verb: str
-    timeout_seconds: float
-    deadline_at: Any
-    existing: bool = False
+    parked: bool
+    arrived: tuple[Arrived, ...]
 
 
 async def park(connection: AsyncConnection[Any], items: list[Item]) -> dict[int, Parked | Exception]:
-    """Park each item's job on its wait, or apply the callback that came first. Stale leases have no entry.
+    """Park each item's job on its waits, or apply the callbacks that came first. Stale leases have no entry.
 
     The job's row is locked first, by this and by every arriving callback: whoever comes second then reads
     what the first one did, whatever the statement's snapshot said.
@@ -73,82 +62,74 @@ async def park(connection: AsyncConnection[Any], items: list[Item]) -> dict[int,
     await lock_jobs(connection, [item.id for item in items])
     cursor = connection.cursor(row_factory=namedtuple_row)
     await cursor.execute(_PARKABLE, {"items": msgspec.json.encode(items).decode()})
+    waits: dict[int, list[Any]] = defaultdict(list)
     rows: list[Any] = await cursor.fetchall()
-    waits = {row.n: row for row in rows}
+    for row in rows:
+        waits[row.n].append(row)
 
     answers: dict[int, Parked | Exception] = {}
-    arrived: dict[int, Arrived] = {}
-    going: list[Item] = []
+    going: dict[int, tuple[Verdict, tuple[Arrived, ...]]] = {}
     for item in items:
-        wait = waits.get(item.n)
-        if wait is None or wait.delivered:
+        rows = waits[item.n]
+        if not rows:
             continue  # a stale lease, or the same park again: settling tells which
-        if wait.state not in ("open", "resolved"):
-            answers[item.n] = _not_open(item, wait.state)
+        assert item.answers_needed is not None
+        stands = [Answered(row.resolved_as or row.state or "unknown", row.resolved_at or "") for row in rows]
+        says = verdict(stands, item.answers_needed)
+        refused = _not_open(rows, says)
+        if refused:
+            answers[item.n] = refused
             continue
-        if wait.state == "resolved":
-            payload = msgspec.Raw((wait.payload or "null").encode())
-            arrived[item.n] = Arrived(wait.wait_id, wait.name, wait.resolved_as, payload)
-            # The handler is there to go on: an early resume returns to it, whether or not it would have stayed.
-            item.attached = True
-        item.wait_name = wait.name
-        going.append(item)
-    for moved in await apply(connection, lifecycle.PARK, going):
-        early = arrived.get(moved.n)
-        if early:
-            step = step_of(early.verb, handler_attached=True)
-            arrival = Item(n=moved.n, id=str(moved.id), payload=early.payload, wait_name=early.name)
-            arrival.error = failure(early.payload)
-            (moved,) = await apply(connection, step, [arrival])
-            await connection.execute("UPDATE towpath.waits SET delivered = true WHERE id = %s", [early.wait_id])
-        answers[moved.n] = Parked(moved.id, moved.state, moved.attempt, early)
+        arrived = tuple(
+            Arrived(row.wait_id, row.name, row.resolved_as, row.payload, row.encoding, row.content_type, row.event)
+            for row in rows
+            if row.resolved_as
+        )
+        if says is Verdict.RESUME:
+            # The handler is there to go on, whether or not it would have stayed: nothing happens to the job.
+            answers[item.n] = Parked(UUID(item.id), rows[0].job_state, rows[0].attempt, False, arrived)
+            continue
+        item.wait_name = ", ".join(row.name for row in rows)
+        going[item.n] = says, arrived
+    for moved in await apply(connection, lifecycle.PARK, [item for item in items if item.n in going]):
+        says, arrived = going[moved.n]
+        if says is not Verdict.WAIT:
+            (moved,) = await _apply_early(connection, moved.n, moved.id, says, arrived)
+        answers[moved.n] = Parked(moved.id, moved.state, moved.attempt, says is Verdict.WAIT, arrived)
     return answers
 
 
-def _not_open(item: Item, state: str | None) -> Refusal:
-    if state is None:
-        return Refusal(Kind.UNKNOWN, "unknown-wait", f"This attempt has no wait {item.wait_id}.", wait_id=item.wait_id)
-    return Refusal(
-        Kind.CONFLICT, "wait-not-open", f"The wait is {state}: open another.", wait_id=item.wait_id, wait_state=state
-    )
+async def _apply_early(
+    connection: AsyncConnection[Any], n: int, job_id: UUID, says: Verdict, arrived: tuple[Arrived, ...]
+) -> list[Any]:
+    verb = "fail" if says is Verdict.IMPOSSIBLE else says.value
+    decisive = next(each for each in arrived if each.verb == verb)
+    payload = msgspec.Raw((decisive.payload or "null").encode())
+    item = Item(n=n, id=str(job_id), payload=payload, error=failure(payload), wait_name=decisive.name)
+    return await apply(connection, step_of(verb, handler_attached=True), [item])
 
 
-async def open_wait(
-    database: Database,
-    *,
-    wait_id: UUID,
-    job_id: UUID,
-    lease_number: int,
-    name: str,
-    default_verb: str,
-    timeout_seconds: float,
-) -> OpenedWait:
-    """A wait of this attempt. Its name makes a repeat return the same one.
-
-    Raises Refusal: unknown job, lease lost, or the attempt has another wait of this name.
-    """
-    parameters = {
-        "id": wait_id,
-        "job_id": job_id,
-        "lease_number": lease_number,
-        "name": name,
-        "default_verb": default_verb,
-        "timeout_seconds": timeout_seconds,
-    }
-    async with database.hot.connection() as connection:
-        row = await (await connection.execute(_OPEN, parameters)).fetchone()
-        if row:
-            return OpenedWait(*row)
-        question = Question(n=0, id=str(job_id), lease_number=lease_number)
-        found = (await diagnose(connection, [question]))[0]
-        if found.lease_number != lease_number or found.state != lifecycle.State.RUNNING:
-            raise lease_lost(question, found)
-        row = await (await connection.execute(_SAME, parameters)).fetchone()
-    if row is None or (row[2], row[3]) != (default_verb, timeout_seconds):
-        raise Refusal(
+def _not_open(rows: list[Any], says: Verdict) -> Refusal | None:
+    for row in rows:
+        if row.state is None:
+            return Refusal(
+                Kind.UNKNOWN, "unknown-wait", f"This attempt has no wait {row.wait_id}.", wait_id=row.wait_id
+            )
+    # What failed before the park is applied by it; a deadline that passed is for the worker to act on.
+    if says is Verdict.IMPOSSIBLE and not any(row.resolved_as == "fail" for row in rows):
+        over = next(row for row in rows if row.state == "expired")
+        return Refusal(
             Kind.CONFLICT,
-            "wait-name-taken",
-            f"This attempt has a wait named {name} with other settings.",
-            name=name,
+            "wait-not-open",
+            f"The wait {over.name} is expired, so that too few answers can come: open another.",
+            wait_id=over.wait_id,
+            wait_state=over.state,
         )
-    return replace(OpenedWait(*row), existing=True)
+    return None
+
+
+async def found_there(connection: AsyncConnection[Any], job_id: str, wait_ids: list[str]) -> Arrived | None:
+    """The callback that ended the job at its park: what the first answer to a repeated park said."""
+    cursor = await connection.execute(_FOUND_THERE, {"job_id": job_id, "wait_ids": wait_ids})
+    row = await cursor.fetchone()
+    return Arrived(*row) if row else None

@@ -1,37 +1,40 @@
-"""Open waits (the worker), and answer callbacks (anyone who holds the URL)."""
+"""The worker's routes: open waits, see how they stand, rotate or revoke their URLs, list what is parked."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
-import msgspec
 import uuid_utils
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from msgspec import Raw
+from fastapi import APIRouter, Depends, Query, Request, Response
+from msgspec import Raw, structs
 
-from app.callbacks.park import open_wait
-from app.callbacks.read import WaitNow, wait_now
-from app.callbacks.resolve import Arrival, Resolution, extend, unknown_callback
+from app.callbacks.open import OpenedWait as Opened
+from app.callbacks.open import open_wait
+from app.callbacks.read import find_wait, job_waits, list_parked, received_body, refused_callbacks
+from app.callbacks.resolve import Arrival, Resolution, Resolver
+from app.callbacks.rotate import rotate
 from app.callbacks.schemas import (
-    CallbackAnswer,
-    CallbackStatus,
+    CallbackResult,
     CallbackUrls,
-    Extended,
-    ExtendWait,
+    JobWaits,
     OpenedWait,
     OpenWait,
+    ParkedPage,
+    RotatedUrls,
+    WaitDetail,
     WaitState,
 )
-from app.callbacks.tokens import callback_urls, wait_of, wait_of_any
+from app.callbacks.tokens import Capability, callback_urls
 from app.database.batching import Batcher
 from app.database.engine import Database
 from app.database.watch import Watch
 from app.errors import Kind, Refusal
-from app.http import json
-from app.http.dependencies import call_of, job_id_in_path, json_body, json_response
-from app.http.hot import read_body
+from app.http.dependencies import job_id_in_path, json_body, json_response
 from app.http.openapi import documented
+from app.http.pagination import PageCursor, PageLimit
+from app.http.rates import Rates
 from app.jobs.lease import lease_number
+from app.lifecycle import State
 from app.settings import Settings
 from app.signing import Signer
 
@@ -43,22 +46,23 @@ class Callbacks:
     settings: Settings
     signer: Signer
     database: Database
+    resolver: Resolver
     arrivals: Batcher[Arrival, Resolution]
     resolved: Watch
+    unparked: Watch
+    rates: Rates
 
 
-def _of(request: Request) -> Callbacks:
+def callbacks_of(request: Request) -> Callbacks:
+    """What the routes of callbacks use in this process."""
     callbacks: Callbacks = request.state.callbacks
     return callbacks
 
 
-_ANY = msgspec.json.Decoder(Raw)
-
 router = APIRouter(tags=["callbacks"])
 JobId = Annotated[UUID, Depends(job_id_in_path)]
-Token = Annotated[str, Path(max_length=200, description="From the URL that the worker passed on.")]
 WaitSeconds = Annotated[float, Query(ge=0, le=60, description="Wait this long for the callback.")]
-_GONE = ("unknown-callback", "callback-conflict", "callback-gone")
+QueueFilter = Annotated[str | None, Query(max_length=100)]
 
 
 @router.post(
@@ -71,38 +75,82 @@ _GONE = ("unknown-callback", "callback-conflict", "callback-gone")
 async def open_callback(
     request: Request, job_id: JobId, wanted: Annotated[OpenWait, Depends(json_body(OpenWait))]
 ) -> Response:
-    """Do this before you call the outside system. A repeat of the name returns the same wait (200)."""
-    callbacks = _of(request)
+    """Do this before you call the outside system. A repeat of the name returns the same wait (200).
+
+    So does the name of a wait that an earlier attempt got a `resume` on: `callback` then has the answer.
+    """
+    callbacks = callbacks_of(request)
+    wanted.check()
     wait = await open_wait(
         callbacks.database,
+        callbacks.resolver,
         wait_id=UUID(bytes=uuid_utils.uuid7().bytes),
         job_id=job_id,
         lease_number=lease_number(callbacks.signer, job_id, wanted.lease),
-        name=wanted.name,
-        default_verb=wanted.default_verb,
-        timeout_seconds=wanted.timeout_seconds,
+        wanted=wanted,
     )
-    base_url = callbacks.settings.public_url or str(request.base_url)
-    opened = OpenedWait(
+    answer = OpenedWait(
         wait_id=wait.id,
         name=wait.name,
+        state=wait.state,  # type: ignore[arg-type]
         default_verb=wait.default_verb,
         deadline_at=wait.deadline_at,
-        urls=CallbackUrls(**callback_urls(callbacks.signer, base_url.rstrip("/"), wait.id)),
+        hard_deadline_at=wait.hard_deadline_at,
+        urls=_urls(request, Capability(wait.id, wait.url_version)),
+        callback=_came(wait) if wait.resolved_as else None,
     )
-    return json_response(opened, 200 if wait.existing else 201)
+    return json_response(answer, 200 if wait.existing else 201)
+
+
+def _came(wait: Opened) -> CallbackResult:
+    assert wait.resolved_as
+    return CallbackResult(
+        wait_id=wait.id,
+        name=wait.name,
+        verb=wait.resolved_as,
+        payload=Raw((wait.payload or "null").encode()),
+        encoding=wait.encoding,
+        content_type=wait.content_type,
+        event=Raw((wait.event or "null").encode()),
+    )
+
+
+def _urls(request: Request, wait: Capability) -> CallbackUrls:
+    callbacks = callbacks_of(request)
+    base_url = callbacks.settings.public_url or str(request.base_url)
+    return CallbackUrls(**callback_urls(callbacks.signer, base_url.rstrip("/"), wait))
+
+
+@router.get(
+    "/v1/jobs/{id}/callbacks",
+    **documented({200: JobWaits}, "unknown-job", summary="Read a job's waits, or wait until it is parked no more."),
+)
+async def get_waits(request: Request, job_id: JobId, wait_seconds: WaitSeconds = 0) -> Response:
+    """For a handler that stays attached to several waits. Keep heartbeating meanwhile."""
+    callbacks = callbacks_of(request)
+
+    async def look() -> JobWaits:
+        return await job_waits(callbacks.database, job_id)
+
+    waits = await look()
+    if wait_seconds and waits.job_state == State.WAITING_EXTERNAL:
+        waits = await callbacks.unparked.until(
+            job_id, wait_seconds, look, lambda found: found.job_state != State.WAITING_EXTERNAL
+        )
+    return json_response(waits)
 
 
 @router.get(
     "/v1/jobs/{id}/callbacks/{wait_id}",
-    **documented({200: WaitState}, "unknown-wait", summary="Read a wait, or wait for its callback."),
+    **documented({200: WaitDetail}, "unknown-wait", summary="Read a wait, or wait for its callback."),
 )
 async def get_wait(request: Request, job_id: JobId, wait_id: UUID, wait_seconds: WaitSeconds = 0) -> Response:
     """For a handler that stays attached. Keep heartbeating meanwhile."""
-    callbacks = _of(request)
+    callbacks = callbacks_of(request)
 
-    async def look() -> WaitNow | None:
-        return await wait_now(callbacks.database, wait_id)
+    async def look() -> WaitState | None:
+        found = await find_wait(callbacks.database, wait_id)
+        return found[0] if found else None
 
     wait = await look()
     if wait is not None and wait.job_id == job_id and wait_seconds and wait.state == "open":
@@ -110,127 +158,58 @@ async def get_wait(request: Request, job_id: JobId, wait_id: UUID, wait_seconds:
             wait_id, wait_seconds, look, lambda found: found is None or found.state != "open"
         )
     if wait is None or wait.job_id != job_id:
-        raise Refusal(Kind.UNKNOWN, "unknown-wait", f"The job has no wait {wait_id}.")
-    return json_response(
-        WaitState(
-            wait_id=wait.id,
-            name=wait.name,
-            state=wait.state,  # type: ignore[arg-type]
-            deadline_at=wait.deadline_at,
-            resolved_as=wait.resolved_as,
-            resolved_at=wait.resolved_at,
-            payload=wait.payload,
-            job_state=wait.job_state,
-        )
-    )
+        raise _unknown_wait(wait_id)
+    refused = await refused_callbacks(callbacks.database, wait_id)
+    return json_response(WaitDetail(**structs.asdict(wait), refused=refused))
 
 
 @router.get(
-    "/v1/callbacks/{token}", **documented({200: CallbackStatus}, "unknown-callback", summary="How the wait stands.")
+    "/v1/jobs/{id}/callbacks/{wait_id}/body",
+    **documented({200: None}, "unknown-wait", summary="The bytes that a callback came with."),
 )
-async def get_callback(request: Request, token: Token) -> Response:
-    """With the token of any verb. Changes nothing."""
-    callbacks = _of(request)
-    wait_id = wait_of_any(callbacks.signer, token)
-    wait = await wait_now(callbacks.database, wait_id) if wait_id else None
-    if wait is None:
-        raise unknown_callback()
-    return json_response(
-        CallbackStatus(
-            wait_id=wait.id,
-            name=wait.name,
-            state=wait.state,  # type: ignore[arg-type]
-            deadline_at=wait.deadline_at,
-            resolved_as=wait.resolved_as,
-            resolved_at=wait.resolved_at,
-            job_state=wait.job_state,
-        )
-    )
+async def get_wait_body(request: Request, job_id: JobId, wait_id: UUID) -> Response:
+    """As they were received, and never as what they claim to be: they are somebody else's."""
+    body = await received_body(callbacks_of(request).database, job_id, wait_id)
+    if body is None:
+        raise _unknown_wait(wait_id)
+    headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
+    return Response(body, headers=headers, media_type="application/octet-stream")
 
 
 @router.post(
-    "/v1/callbacks/{token}/heartbeat",
-    **documented({200: Extended}, *_GONE, body=ExtendWait, summary="Move the wait's deadline."),
+    "/v1/jobs/{id}/callbacks/{wait_id}/rotate",
+    **documented({200: RotatedUrls}, "unknown-wait", "wait-not-open", summary="New URLs; the old ones are unknown."),
 )
-async def extend_wait(
+async def rotate_urls(request: Request, job_id: JobId, wait_id: UUID) -> Response:
+    """For a URL that got into the wrong hands. From this answer on, all URLs given out before are refused."""
+    version = await rotate(callbacks_of(request).database, job_id, wait_id)
+    return json_response(RotatedUrls(wait_id=wait_id, urls=_urls(request, Capability(wait_id, version))))
+
+
+@router.post(
+    "/v1/jobs/{id}/callbacks/{wait_id}/revoke",
+    **documented({204: None}, "unknown-wait", "wait-not-open", summary="Make the wait's URLs unknown."),
+)
+async def revoke_urls(request: Request, job_id: JobId, wait_id: UUID) -> Response:
+    """The wait goes on, until its deadline, or until its hook or new URLs (`rotate`) answer it."""
+    await rotate(callbacks_of(request).database, job_id, wait_id)
+    return Response(status_code=204)
+
+
+@router.get("/v1/waits", **documented({200: ParkedPage}, summary="List what is parked, and since when."))
+async def list_waits(
     request: Request,
-    token: Token,
-    wanted: Annotated[ExtendWait, Depends(json_body(ExtendWait, optional=True))],
+    queue: QueueFilter = None,
+    hook: QueueFilter = None,
+    cursor: PageCursor = None,
+    limit: PageLimit = 50,
 ) -> Response:
-    """The outside system is still at it."""
-    callbacks = _of(request)
-    wait_id = _genuine(callbacks, token, "heartbeat")
-    deadline_at = await extend(callbacks.database, wait_id, wanted.timeout_seconds)
-    return json_response(Extended(wait_id=wait_id, deadline_at=deadline_at))
-
-
-async def _payload(request: Request) -> Raw | None:
-    """The body, if there is one. Any JSON value is a payload."""
-    callbacks = _of(request)
-    call = call_of(request)
-    if call.header(b"content-type") is None:
-        body = await read_body(request.scope, request.receive, callbacks.settings.max_body_bytes)
-        if not body:
-            return None
-        raise Refusal(Kind.UNSUPPORTED, "unsupported-media-type", "Send application/json.")
-    body = await call.raw_body(callbacks.settings.max_body_bytes)
-    if not body:
-        return None
-    payload = json.decode(body, _ANY)
-    json.check(payload, "")
-    return payload
-
-
-def _genuine(callbacks: Callbacks, token: str, verb: str) -> UUID:
-    wait_id = wait_of(callbacks.signer, token, verb)
-    if wait_id is None:
-        raise unknown_callback()
-    return wait_id
-
-
-async def _resolve(request: Request, token: str, verb: str) -> Response:
-    callbacks = _of(request)
-    wait_id = _genuine(callbacks, token, verb)
-    done = await callbacks.arrivals.submit(Arrival(wait_id, verb, await _payload(request)))
-    answer = CallbackAnswer(
-        wait_id=done.wait_id,
-        name=done.name,
-        resolved_as=done.verb,
-        resolved_at=done.resolved_at,
-        early=done.early,
-        already_applied=done.already_applied,
-        job_state=done.job_state,
+    """The open waits that jobs are parked on, the oldest first."""
+    waits, next_cursor = await list_parked(
+        callbacks_of(request).database, queue=queue, hook=hook, cursor=cursor, limit=limit
     )
-    return json_response(answer, 202 if done.early and not done.already_applied else 200)
+    return json_response(ParkedPage(waits=waits, next_cursor=next_cursor))
 
 
-@router.post(
-    "/v1/callbacks/{token}",
-    **documented(
-        {200: CallbackAnswer, 202: CallbackAnswer}, *_GONE, body=Any, summary="Answer a wait, as the wait says."
-    ),
-)
-async def answer_callback(request: Request, token: Token) -> Response:
-    """Does the wait's default verb. Any JSON value, or none, is the payload."""
-    return await _resolve(request, token, "default")
-
-
-def _verb_route(verb: str, does: str) -> None:
-    @router.post(
-        f"/v1/callbacks/{{token}}/{verb}",
-        operation_id=f"callback_{verb}",
-        name=f"callback_{verb}",
-        description="Any JSON value, or none, is the payload. Exactly one caller wins; its repeat is told so again.",
-        **documented({200: CallbackAnswer, 202: CallbackAnswer}, *_GONE, body=Any, summary=does),
-    )
-    async def answer(request: Request, token: Token) -> Response:
-        return await _resolve(request, token, verb)
-
-
-for _verb, _does in {
-    "complete": "Finish the job with the payload as its result.",
-    "fail": "Fail the job.",
-    "resume": "Let the job go on, with the payload.",
-    "retry": "Start the job again from scratch.",
-}.items():
-    _verb_route(_verb, _does)
+def _unknown_wait(wait_id: UUID) -> Refusal:
+    return Refusal(Kind.UNKNOWN, "unknown-wait", f"The job has no wait {wait_id}.")

@@ -3,9 +3,42 @@
 from typing import Annotated, Literal
 from uuid import UUID
 
-from msgspec import Meta, Raw
+from msgspec import Meta, Raw, Struct
 
-from app.http.wire import Answer, Body, Lease, Time, TimeoutSeconds
+from app.callbacks.policy import Policy
+from app.callbacks.signatures import SignatureCheck
+from app.errors import FieldError, invalid
+from app.http.wire import Answer, Body, Lease, Page, Time, TimeoutSeconds
+
+HookName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$(?!\n)")]
+CorrelationKey = Annotated[
+    str, Meta(min_length=1, max_length=500, pattern=r"^[^\x00]*$", description="What the hook finds in what arrives.")
+]
+Verb = Literal["complete", "fail", "resume", "retry"]
+WaitStanding = Literal["open", "resolved", "expired", "superseded"]
+
+
+class Correlation(Body, kw_only=True):
+    """Answered by a webhook that cannot carry our URL: by the delivery at `hook` whose key is `key`."""
+
+    hook: HookName
+    key: CorrelationKey
+
+
+class Confirm(Body, kw_only=True):
+    """A page for people: a callback URL that is opened in a browser shows it, and its button posts."""
+
+    title: Annotated[str, Meta(min_length=1, max_length=200)]
+    text: Annotated[str, Meta(max_length=4000)] = ""
+    button: Annotated[str, Meta(min_length=1, max_length=100)] = "Confirm"
+
+
+class WaitSettings(Struct, kw_only=True, omit_defaults=True):
+    """The rules of a wait, as they are stored."""
+
+    policy: Policy | None = None
+    signature: SignatureCheck | None = None
+    confirm: Confirm | None = None
 
 
 class OpenWait(Body, kw_only=True):
@@ -13,12 +46,28 @@ class OpenWait(Body, kw_only=True):
 
     lease: Lease
     name: Annotated[
-        str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$(?!\n)", description="Unique in the attempt.")
+        str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$(?!\n)", description="Unique in the job.")
     ] = "callback"
     timeout_seconds: TimeoutSeconds = 86_400.0
-    default_verb: Annotated[
-        Literal["complete", "fail", "resume", "retry"], Meta(description="What the plain URL does.")
-    ] = "resume"
+    max_timeout_seconds: Annotated[
+        TimeoutSeconds | None, Meta(description="No heartbeat of the callback moves the deadline beyond this.")
+    ] = None
+    default_verb: Annotated[Verb, Meta(description="What the plain URL does.")] = "resume"
+    policy: Annotated[Policy | None, Meta(description="Decides what an arrival does; CEL expressions.")] = None
+    signature: Annotated[SignatureCheck | None, Meta(description="Arrivals must be signed by their sender.")] = None
+    correlation: Correlation | None = None
+    confirm: Confirm | None = None
+
+    def kept_settings(self) -> WaitSettings:
+        """The part that is stored as it is."""
+        return WaitSettings(policy=self.policy, signature=self.signature, confirm=self.confirm)
+
+    def check(self) -> None:
+        """Raises Refusal for what the types can't say."""
+        if self.max_timeout_seconds is not None and self.max_timeout_seconds < self.timeout_seconds:
+            raise invalid(FieldError("/max_timeout_seconds", "must not be less than timeout_seconds"))
+        if self.signature:
+            self.signature.check("/signature")
 
 
 class CallbackUrls(Answer, kw_only=True):
@@ -33,37 +82,124 @@ class CallbackUrls(Answer, kw_only=True):
     status: str
 
 
-class OpenedWait(Answer, kw_only=True):
-    """A wait to park on."""
+class RotatedUrls(Answer, kw_only=True):
+    """The only URLs of the wait that count."""
 
     wait_id: UUID
-    name: str
-    default_verb: str
-    deadline_at: Time
     urls: CallbackUrls
 
 
-class WaitState(Answer, kw_only=True):
-    """How a wait stands, for a handler that stays attached."""
+class CallbackResult(Answer, kw_only=True):
+    """What arrived on a wait."""
 
     wait_id: UUID
     name: str
-    state: Literal["open", "resolved", "expired", "superseded"]
+    verb: str
+    payload: Raw
+    encoding: Annotated[str | None, Meta(description="What `payload` was made of: json, form, text, base64, or none.")]
+    content_type: str | None
+    event: Annotated[Raw, Meta(description="The attributes of a CloudEvent, or null.")]
+
+
+class OpenedWait(Answer, kw_only=True):
+    """A wait to park on. `callback` is there when its answer came before, to an earlier attempt or a hook."""
+
+    wait_id: UUID
+    name: str
+    state: WaitStanding
+    default_verb: str
     deadline_at: Time
+    hard_deadline_at: Time | None
+    urls: CallbackUrls
+    callback: CallbackResult | None
+
+
+class RefusedCallback(Answer, kw_only=True):
+    """A callback that resolved nothing, and why."""
+
+    received_at: Time
+    verb: str
+    reason: str
+    encoding: str
+    content_type: str | None
+    headers: Raw
+    body_base64: str | None
+
+
+class WaitState(Answer, kw_only=True):
+    """How a wait stands, and what came."""
+
+    wait_id: UUID
+    job_id: UUID
+    name: str
+    state: WaitStanding
+    default_verb: str
+    created_at: Time
+    deadline_at: Time
+    hard_deadline_at: Time | None
     resolved_as: str | None
     resolved_at: Time | None
+    early: bool
     payload: Raw
+    encoding: str | None
+    content_type: str | None
+    headers: Raw
+    event: Raw
+    hook: str | None
+    correlation_key: str | None
+    settings: Raw
     job_state: str
 
 
-class CallbackAnswer(Answer, kw_only=True):
-    """The callback counts. `early`: the job had not parked yet, and will find it there (202)."""
+class WaitDetail(WaitState, kw_only=True):
+    """A wait with the callbacks that did not resolve it."""
+
+    refused: list[RefusedCallback]
+
+
+class JobWaits(Answer, kw_only=True):
+    """All waits of a job, oldest first, and what the job is parked on."""
+
+    job_state: str
+    waiting_on: list[UUID]
+    answers_needed: int | None
+    waits: list[WaitState]
+
+
+class ParkedWait(Answer, kw_only=True):
+    """An open wait that a job is parked on, and since when."""
 
     wait_id: UUID
     name: str
-    resolved_as: str
-    resolved_at: Time
+    job_id: UUID
+    queue: str
+    kind: str
+    parked_at: Time | None
+    deadline_at: Time
+    hard_deadline_at: Time | None
+    default_verb: str
+    hook: str | None
+    correlation_key: str | None
+
+
+class ParkedPage(Page, kw_only=True):
+    """What is parked, the oldest waits first."""
+
+    waits: list[ParkedWait]
+
+
+class CallbackAnswer(Answer, kw_only=True):
+    """The callback counts. `early`: the job had not parked yet, and will find it there (202).
+
+    `ignored`: the wait's filter let it pass; the wait is still open.
+    """
+
+    wait_id: UUID
+    name: str
+    resolved_as: str | None
+    resolved_at: Time | None
     early: bool
+    ignored: bool
     already_applied: bool
     job_state: str
 
@@ -73,7 +209,7 @@ class CallbackStatus(Answer, kw_only=True):
 
     wait_id: UUID
     name: str
-    state: Literal["open", "resolved", "expired", "superseded"]
+    state: WaitStanding
     deadline_at: Time
     resolved_as: str | None
     resolved_at: Time | None
@@ -87,7 +223,8 @@ class ExtendWait(Body, kw_only=True):
 
 
 class Extended(Answer, kw_only=True):
-    """The wait's new deadline."""
+    """The wait's new deadline, never beyond its hard one."""
 
     wait_id: UUID
     deadline_at: Time
+    hard_deadline_at: Time | None

@@ -1,4 +1,8 @@
-"""What each callback verb does to a parked job. Pure."""
+"""What each callback verb does to a parked job, alone or as one answer of several. Pure."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,6 +18,39 @@ from app.lifecycle import (
 
 URL_VERBS = (*CALLBACK_VERBS, "default", "heartbeat", "status")
 """Every verb that has a URL of its own; `default` does what the wait says."""
+
+
+class Answered(NamedTuple):
+    """How one wait of a park stands: `open`, `expired`, or the verb that resolved it, and when."""
+
+    outcome: str
+    resolved_at: str = ""
+
+
+class Verdict(StrEnum):
+    """What the waits of a park, taken together, mean for its job."""
+
+    COMPLETE = "complete"
+    RETRY = "retry"
+    RESUME = "resume"
+    IMPOSSIBLE = "impossible"
+    """Too few answers can still come: the job fails, or times out, by what happened last."""
+    WAIT = "wait"
+
+
+def verdict(waits: Sequence[Answered], needed: int) -> Verdict:
+    """`complete` and `retry` are about the job and act at once, the earliest first.
+
+    `resume` is an answer and counts; `fail` and a passed deadline are answers that will not come.
+    """
+    at_once = [wait for wait in waits if wait.outcome in ("complete", "retry")]
+    if at_once:
+        return Verdict(min(at_once, key=lambda wait: wait.resolved_at).outcome)
+    answers = sum(wait.outcome == "resume" for wait in waits)
+    if answers >= needed:
+        return Verdict.RESUME
+    coming = sum(wait.outcome == "open" for wait in waits)
+    return Verdict.WAIT if answers + coming >= needed else Verdict.IMPOSSIBLE
 
 
 def step_of(verb: str, *, handler_attached: bool) -> Step:

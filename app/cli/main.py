@@ -47,6 +47,21 @@ def migrate() -> None:
 
 
 @main.command()
+def reseal() -> None:
+    """Encrypt every stored secret anew with the first of TOWPATH_ENCRYPTION_KEYS."""
+    import asyncio
+
+    from app.cli.reseal import reseal as run
+    from app.errors import Refusal
+
+    try:
+        typer.echo(f"Secrets encrypted with the first key: {asyncio.run(run())}")
+    except (Refusal, ValueError) as error:
+        typer.echo(f"towpath: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+@main.command()
 def openapi(
     path: Annotated[Path, typer.Argument(help="Where to write the document.")] = Path("openapi/openapi.json"),
     check: Annotated[bool, typer.Option(help="Write nothing; fail when the file is not current.")] = False,

@@ -89,10 +89,12 @@ def serve(*, host: str, port: int, workers: int, embedded: bool, maintenance: bo
 def _check(settings: Settings) -> None:
     from app.database.migrations import require_current_revision
     from app.database.signing_keys import WrongSigningKey, claim_signing_keys
+    from app.secrets.encryption import vault_of
 
     try:
         require_current_revision(settings.database_url)
         claim_signing_keys(settings)
+        vault_of(settings)
     except (WrongRevision, WrongSigningKey, ValueError) as error:
         typer.echo(f"towpath: {error}", err=True)
         raise typer.Exit(1) from None

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -22,28 +23,30 @@ def signer_of(settings: Settings) -> Signer:
     Raises ValueError when a key is too short.
     """
     if settings.signing_keys is None:
-        return Signer((SigningKey(_kept(settings.data_directory / "signing-key")),))
+        kept = kept_key(settings.data_directory / "signing-key", lambda: secrets.token_urlsafe(32))
+        return Signer((SigningKey(kept.encode()),))
     secrets_given = [key.strip() for key in settings.signing_keys.get_secret_value().split(",") if key.strip()]
     if any(len(key) < _SHORTEST for key in secrets_given):
         raise ValueError(f"TOWPATH_SIGNING_KEYS: each key needs at least {_SHORTEST} characters")
     return Signer(tuple(SigningKey(key.encode()) for key in secrets_given))
 
 
-def _kept(path: Path) -> bytes:
+def kept_key(path: Path, fresh_key: Callable[[], str]) -> str:
+    """The key in a file that only its owner can read; a fresh one is put there when there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         # Exclusive and linked into place whole: two processes that start together agree on one key.
         fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(32))
+            file.write(fresh_key())
         try:
             os.link(fresh, path)
         finally:
             fresh.unlink()
     except FileExistsError:
         pass
-    return path.read_text().strip().encode()
+    return path.read_text().strip()
 
 
 def claim_signing_keys(settings: Settings) -> Signer:

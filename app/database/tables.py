@@ -18,6 +18,7 @@ from sqlalchemy import (
     SmallInteger,
     Text,
     UniqueConstraint,
+    Uuid,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION, JSONB, TIMESTAMP
@@ -39,6 +40,7 @@ class Table(DeclarativeBase):
         datetime: TIMESTAMP(timezone=True),
         dict[str, Any]: JSONB(),
         list[str]: ARRAY(Text()),
+        list[UUID]: ARRAY(Uuid()),
     }
 
 
@@ -53,6 +55,7 @@ def _range(column: str, numbers: range) -> str:
 
 _NAME = r"'^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,99}$'"
 _KIND = r"'^[A-Za-z0-9_][A-Za-z0-9_./:-]{0,199}$'"
+_PLAIN_NAME = r"'^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$'"
 _YEAR = "BETWEEN 1 AND 31536000"
 _DECADE = "BETWEEN 0 AND 315360000"
 
@@ -122,7 +125,7 @@ class Job(Table):
     lease_seconds: Mapped[float | None]
     timeout_seconds: Mapped[float | None]
     claim_id: Mapped[UUID | None]
-    waiting_on: Mapped[UUID | None] = mapped_column(ForeignKey("waits.id", name="jobs_waiting_on", use_alter=True))
+    waiting_on: Mapped[list[UUID] | None]
     worker: Mapped[str | None]
     settled_as: Mapped[str | None]
     cancel_reason: Mapped[str | None]
@@ -136,6 +139,7 @@ class Job(Table):
     errors: Mapped[dict[str, Any] | None]
     result: Mapped[dict[str, Any] | None]
     args: Mapped[dict[str, Any]]
+    answers_needed: Mapped[int | None] = mapped_column(SmallInteger)
 
     __table_args__ = (
         CheckConstraint(f"queue ~ {_NAME}", "jobs_queue"),
@@ -158,6 +162,11 @@ class Job(Table):
             "jobs_lease_ended",
         ),
         CheckConstraint(f"(state = '{State.WAITING_EXTERNAL}') = (waiting_on IS NOT NULL)", "jobs_wait"),
+        CheckConstraint(
+            "(waiting_on IS NULL) = (answers_needed IS NULL)"
+            " AND (answers_needed IS NULL OR answers_needed BETWEEN 1 AND cardinality(waiting_on))",
+            "jobs_answers_needed",
+        ),
         CheckConstraint(f"dead_letter_reason IS NULL OR state = '{State.FAILED}'", "jobs_dead_letter"),
         # What is next?
         Index("jobs_next", "queue", "claim_order", "id", postgresql_where=text(f"state = '{State.AVAILABLE}'")),
@@ -192,8 +201,18 @@ class Wait(Table):
     resolved_as: Mapped[str | None]
     resolved_at: Mapped[datetime | None]
     early: Mapped[bool] = mapped_column(server_default=text("false"))
-    delivered: Mapped[bool] = mapped_column(server_default=text("false"))
     payload: Mapped[dict[str, Any] | None]
+    url_version: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    hard_deadline_at: Mapped[datetime | None]
+    max_timeout_seconds: Mapped[float | None]
+    hook: Mapped[str | None]
+    correlation_key: Mapped[str | None]
+    settings: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    encoding: Mapped[str | None]
+    content_type: Mapped[str | None]
+    headers: Mapped[dict[str, Any] | None]
+    event: Mapped[dict[str, Any] | None]
+    body: Mapped[bytes | None]
 
     __table_args__ = (
         CheckConstraint(one_of("state", ("expired", "open", "resolved")), "waits_state"),
@@ -204,9 +223,106 @@ class Wait(Table):
             "(state = 'resolved') = (resolved_as IS NOT NULL AND resolved_at IS NOT NULL)", "waits_resolution"
         ),
         UniqueConstraint("job_id", "lease_number", "name", name="waits_name_once"),
+        CheckConstraint("max_timeout_seconds BETWEEN timeout_seconds AND 31536000", "waits_max_timeout"),
+        CheckConstraint("(hook IS NULL) = (correlation_key IS NULL)", "waits_correlation"),
+        CheckConstraint(
+            "(hard_deadline_at IS NULL) = (max_timeout_seconds IS NULL)"
+            " AND (hard_deadline_at IS NULL OR deadline_at <= hard_deadline_at)",
+            "waits_hard_deadline",
+        ),
         # Which wait is over?
         Index("waits_over", "deadline_at", postgresql_where=text("state = 'open'")),
+        # Who waits for this key?
+        Index(
+            "waits_correlated", "hook", "correlation_key", postgresql_where=text("state = 'open' AND hook IS NOT NULL")
+        ),
     )
+
+
+class Secret(Table):
+    """A sender's secret, encrypted; after a change the previous value may still count for a while."""
+
+    __tablename__ = "secrets"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[bytes]
+    previous: Mapped[bytes | None]
+    previous_until: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    updated_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+    __table_args__ = (
+        CheckConstraint(f"name ~ {_PLAIN_NAME}", "secrets_name"),
+        CheckConstraint("(previous IS NULL) = (previous_until IS NULL)", "secrets_previous"),
+    )
+
+
+class Hook(Table):
+    """Where webhooks arrive that cannot carry a callback URL."""
+
+    __tablename__ = "hooks"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    secret: Mapped[str | None] = mapped_column(ForeignKey(Secret.name, name="hooks_secret"))
+    signature: Mapped[dict[str, Any] | None]
+    correlation: Mapped[str]
+    filter: Mapped[str | None]
+    delivery_id: Mapped[str | None]
+    keep_seconds: Mapped[float]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    updated_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+    __table_args__ = (
+        CheckConstraint(f"name ~ {_PLAIN_NAME}", "hooks_name"),
+        CheckConstraint("keep_seconds BETWEEN 60 AND 2592000", "hooks_keep_seconds"),
+        CheckConstraint("(signature IS NULL) = (secret IS NULL)", "hooks_signature"),
+    )
+
+
+class HookDelivery(Table):
+    """What arrived at a hook: kept for a wait that is opened later, and so that a repeat does nothing twice."""
+
+    __tablename__ = "hook_deliveries"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    hook: Mapped[str] = mapped_column(ForeignKey(Hook.name, name="hook_deliveries_hook", ondelete="CASCADE"))
+    delivery_id: Mapped[str]
+    correlation_key: Mapped[str]
+    received_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    expires_at: Mapped[datetime]
+    matched: Mapped[int] = mapped_column(server_default=text("0"))
+    encoding: Mapped[str]
+    content_type: Mapped[str | None]
+    headers: Mapped[dict[str, Any] | None]
+    event: Mapped[dict[str, Any] | None]
+    payload: Mapped[dict[str, Any] | None]
+    body: Mapped[bytes | None]
+
+    __table_args__ = (
+        UniqueConstraint("hook", "delivery_id", name="hook_deliveries_once"),
+        # Did the answer come before its wait?
+        Index("hook_deliveries_unmatched", "hook", "correlation_key", "id", postgresql_where=text("matched = 0")),
+        # Which delivery is old?
+        Index("hook_deliveries_expiry", "expires_at"),
+    )
+
+
+class RefusedCallback(Table):
+    """A callback that resolved nothing: filtered out, or refused because the wait's policy could not decide."""
+
+    __tablename__ = "refused_callbacks"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    wait_id: Mapped[UUID] = mapped_column(ForeignKey(Wait.id, name="refused_callbacks_wait", ondelete="CASCADE"))
+    received_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    verb: Mapped[str]
+    reason: Mapped[str]
+    encoding: Mapped[str]
+    content_type: Mapped[str | None]
+    headers: Mapped[dict[str, Any] | None]
+    body: Mapped[bytes | None]
+
+    __table_args__ = (Index("refused_callbacks_of_wait", "wait_id", "id"),)
 
 
 class JobEvent(Table):

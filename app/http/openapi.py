@@ -17,12 +17,19 @@ _REF = "#/components/schemas/{name}"
 _EVERYWHERE = ("malformed-json", "invalid-field", "database-unavailable")
 
 
-def documented(answers: dict[int, Any], *problems: str, body: Any = None, summary: str) -> dict[str, Any]:
+def documented(
+    answers: dict[int, Any], *problems: str, body: Any = None, summary: str, other_bodies: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Keyword arguments of a FastAPI route whose body and answers are msgspec types, by status.
 
     FastAPI knows only pydantic models, so the schemas ride along in `openapi_extra`; `document` puts them in place.
+    `other_bodies` are media types that are taken besides JSON.
     """
-    extra = {"x-described": _described(answers, problems, body)}
+    described = _described(answers, problems, body)
+    for media_type in other_bodies:
+        described["requestBody"]["content"][media_type] = {}
+        described["requestBody"]["required"] = False
+    extra = {"x-described": described}
     return {"response_model": None, "openapi_extra": extra, "status_code": min(answers), "summary": summary}
 
 
@@ -104,6 +111,8 @@ TAGS = [
     {"name": "jobs", "description": "For producers and operators: enqueue, read, change, cancel, redrive."},
     {"name": "work", "description": "For workers: claim, heartbeat, settle."},
     {"name": "callbacks", "description": "For whom a parked job waits on: capability URLs, no account."},
+    {"name": "hooks", "description": "For webhooks that cannot carry a callback URL: they find waits by a key."},
+    {"name": "secrets", "description": "Senders' secrets: written, never read."},
     {"name": "queues", "description": "Defaults, pause and retention of each queue."},
     {"name": "dead letters", "description": "Jobs that gave up."},
     {"name": "health", "description": "For load balancers and people on call."},

@@ -50,23 +50,33 @@ async def get_job(database: Database, job_id: UUID) -> JobDetail:
     waits = select(
         wait.c.id, wait.c.name, wait.c.state, wait.c.attempt, wait.c.lease_number, wait.c.default_verb,
         wait.c.created_at, wait.c.deadline_at, wait.c.resolved_as, wait.c.resolved_at, wait.c.early,
-        _text(wait.c.payload),
+        _text(wait.c.payload), wait.c.encoding, wait.c.content_type, _text(wait.c.event), wait.c.hard_deadline_at,
+        wait.c.hook, wait.c.correlation_key,
     ).where(wait.c.job_id == job_id).order_by(wait.c.id)  # fmt: skip
     async with database.core() as connection:
         job = (
             await connection.execute(
-                select(*JOB_COLUMNS, _TABLE.c.lease_number, _TABLE.c.waiting_on).where(_TABLE.c.id == job_id)
+                select(*JOB_COLUMNS, _TABLE.c.lease_number, _TABLE.c.waiting_on, _TABLE.c.answers_needed).where(
+                    _TABLE.c.id == job_id
+                )
             )
         ).one_or_none()
         if job is None:
             raise unknown_job(job_id)
         rows = (await connection.execute(waits)).all()
-    return JobDetail(**_fields(job), waits=[_wait(row, job) for row in rows])
+    return JobDetail(
+        **_fields(job),
+        waiting_on=job.waiting_on or [],
+        answers_needed=job.answers_needed,
+        waits=[_wait(row, job) for row in rows],
+    )
 
 
 def _wait(row: Row[*tuple[Any, ...]], job: Row[*tuple[Any, ...]]) -> Wait:
     # A wait is of use only to the lease that opened it, while that runs or waits.
-    stale = row.id != job.waiting_on and (row.lease_number != job.lease_number or job.state != State.RUNNING)
+    stale = row.id not in (job.waiting_on or ()) and (
+        row.lease_number != job.lease_number or job.state != State.RUNNING
+    )
     return Wait(
         wait_id=row.id,
         name=row.name,
@@ -79,6 +89,12 @@ def _wait(row: Row[*tuple[Any, ...]], job: Row[*tuple[Any, ...]]) -> Wait:
         resolved_at=row.resolved_at,
         early=row.early,
         payload=_raw(row.payload),
+        encoding=row.encoding,
+        content_type=row.content_type,
+        event=_raw(row.event),
+        hard_deadline_at=row.hard_deadline_at,
+        hook=row.hook,
+        correlation_key=row.correlation_key,
     )
 
 

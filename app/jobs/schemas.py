@@ -95,6 +95,12 @@ class Wait(Answer, kw_only=True):
     resolved_at: Time | None
     early: bool
     payload: Raw
+    encoding: str | None
+    content_type: str | None
+    event: Raw
+    hard_deadline_at: Time | None
+    hook: str | None
+    correlation_key: str | None
 
 
 class Job(Answer, kw_only=True):
@@ -132,8 +138,10 @@ class Job(Answer, kw_only=True):
 
 
 class JobDetail(Job, kw_only=True):
-    """A job with the waits that it opened."""
+    """A job with the waits that it opened; while it is parked, with what it waits on."""
 
+    waiting_on: list[UUID]
+    answers_needed: int | None
     waits: list[Wait]
 
 

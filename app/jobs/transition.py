@@ -43,7 +43,8 @@ HELD = frozenset({State.RUNNING, State.WAITING_EXTERNAL})
 
 ITEM_COLUMNS = (
     "n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb,"
-    " error jsonb, reason text, wait_id uuid, attached boolean, payload jsonb, wait_name text"
+    " error jsonb, reason text, wait_ids uuid[], answers_needed smallint, attached boolean,"
+    " payload jsonb, wait_name text"
 )
 
 
@@ -57,7 +58,8 @@ class Item(msgspec.Struct, omit_defaults=True):
     result: msgspec.Raw | None = None
     error: msgspec.Raw | None = None
     reason: str | None = None
-    wait_id: str | None = None
+    wait_ids: list[str] | None = None
+    answers_needed: int | None = None
     attached: bool | None = None
     payload: msgspec.Raw | None = None
     wait_name: str | None = None
@@ -139,7 +141,7 @@ def _assignments(step: Step) -> dict[str, str]:
         if step.target not in HELD:
             sets |= {"lease_expires_at": "NULL", "deadline_at": "NULL"}
         if State.WAITING_EXTERNAL in step.sources:
-            sets["waiting_on"] = "NULL"
+            sets |= {"waiting_on": "NULL", "answers_needed": "NULL"}
     if step.target in FINAL:
         sets["finished_at"] = "now()"
     elif step.exhausted:
@@ -165,7 +167,8 @@ def _assignments(step: Step) -> dict[str, str]:
         sets["cancel_reason"] = "'expired'"
     elif step is PARK:
         sets |= {
-            "waiting_on": "i.wait_id",
+            "waiting_on": "i.wait_ids",
+            "answers_needed": "i.answers_needed",
             "lease_expires_at": "CASE WHEN i.attached THEN j.lease_expires_at END",
             "deadline_at": "NULL",
         }
@@ -242,11 +245,10 @@ _DIAGNOSE = f"""SELECT i.n, j.state, j.attempt, j.lease_number, j.settled_as, j.
     (SELECT true FROM towpath.job_events AS e WHERE e.job_id = j.id AND e.lease_number = j.lease_number
         AND e.step = 'redrive' LIMIT 1) IS NOT NULL AS redriven,
     j.result IS NOT DISTINCT FROM i.result AS same_result,
-    j.lease_expires_at, now() AS now, w.id AS wait_id, w.name AS wait_name, w.early AS wait_early,
-    w.resolved_as AS wait_resolved_as, w.payload::text AS wait_payload
+    j.waiting_on IS NULL OR j.waiting_on @> i.wait_ids AND j.waiting_on <@ i.wait_ids AS same_waits,
+    j.lease_expires_at, now() AS now
 FROM jsonb_to_recordset(%(items)s) AS i({ITEM_COLUMNS}, step text)
-LEFT JOIN towpath.jobs AS j ON j.id = i.id
-LEFT JOIN towpath.waits AS w ON w.id = i.wait_id AND w.job_id = i.id"""
+LEFT JOIN towpath.jobs AS j ON j.id = i.id"""
 
 
 class Question(Item):

@@ -17,6 +17,9 @@ LIMIT %(limit)s"""
 _OLD_KEYS = """SELECT key FROM towpath.idempotency_keys
 WHERE expires_at <= now() AND key <> ALL(%(excluded)s::text[])
 ORDER BY expires_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED"""
+_OLD_DELIVERIES = """SELECT id FROM towpath.hook_deliveries
+WHERE expires_at <= now() AND id <> ALL(%(excluded)s::uuid[])
+ORDER BY expires_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED"""
 
 
 def _deleting(name: str, table: LiteralString, key: LiteralString, pick: LiteralString, interval: float) -> Sweep:
@@ -31,7 +34,7 @@ def _deleting(name: str, table: LiteralString, key: LiteralString, pick: Literal
 
 
 def retention(interval_seconds: float) -> tuple[Sweep, ...]:
-    """One sweep per final state, one for dead letters, one for idempotency keys."""
+    """One sweep per final state, one for dead letters, idempotency keys and hooks' deliveries each."""
     picks: dict[str, LiteralString] = {
         "retain_completed": _pick("completed", "true", "completed_retention_seconds"),
         "retain_cancelled": _pick("cancelled", "true", "cancelled_retention_seconds"),
@@ -42,6 +45,7 @@ def retention(interval_seconds: float) -> tuple[Sweep, ...]:
     return (
         *(_deleting(name, "jobs", "id", pick, interval_seconds) for name, pick in picks.items()),
         _deleting("retain_idempotency_keys", "idempotency_keys", "key", _OLD_KEYS, interval_seconds),
+        _deleting("retain_hook_deliveries", "hook_deliveries", "id", _OLD_DELIVERIES, interval_seconds),
     )
 
 

@@ -209,7 +209,7 @@ def _outcome(work: Work, job_id: UUID, report: Report, pointer: str = "") -> Out
     error = getattr(report, "error", None)
     if error is not None and error.details is not UNSET:
         json.check(error.details, pointer=f"{pointer}/error/details")
-    return outcome(work.signer, job_id, report)
+    return outcome(work.signer, job_id, report, pointer)
 
 
 async def cancel(call: Call) -> Reply:

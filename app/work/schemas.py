@@ -5,6 +5,8 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Raw, UnsetType, field
 
+from app.callbacks.schemas import CallbackResult
+from app.errors import FieldError, invalid
 from app.http.wire import Answer, Body, DelaySeconds, KindName, Lease, LeaseSeconds, QueueName, Reason, Time
 
 
@@ -130,11 +132,35 @@ class Snooze(Body, kw_only=True):
 
 
 class Park(Body, kw_only=True):
-    """Wait for a callback on a wait that this attempt has opened. Uses no attempt."""
+    """Wait for callbacks on waits that this attempt has opened. Uses no attempt.
+
+    `complete` and `retry` act on the job at once. `resume` is an answer, and counts: so many as `needed` resume the
+    job. `fail`, and a passed deadline, are answers that will not come: when too few are left, the job fails, or
+    its time-out counts as an attempt.
+    """
 
     lease: Lease
-    wait_id: UUID
+    wait_id: Annotated[UUID | UnsetType, Meta(description="The one wait.")] = UNSET
+    wait_ids: Annotated[list[UUID], Meta(min_length=1, max_length=100, description="Or several.")] | UnsetType = UNSET
+    needed: Annotated[
+        Literal["all", "any"] | Annotated[int, Meta(ge=1, le=100)],
+        Meta(description="How many of the waits must be answered."),
+    ] = "all"
     attached: bool = False
+
+    def waits(self, pointer: str = "") -> tuple[list[UUID], int]:
+        """The waits, and how many answers are needed. Raises Refusal when the fields contradict each other."""
+        one = [] if self.wait_id is UNSET else [self.wait_id]
+        several = [] if self.wait_ids is UNSET else self.wait_ids
+        if bool(one) == bool(several):
+            raise invalid(FieldError(f"{pointer}/wait_id", "give either wait_id or wait_ids"))
+        waits = one or several
+        if len(set(waits)) < len(waits):
+            raise invalid(FieldError(f"{pointer}/wait_ids", "has one wait twice"))
+        needed = len(waits) if self.needed == "all" else 1 if self.needed == "any" else self.needed
+        if needed > len(waits):
+            raise invalid(FieldError(f"{pointer}/needed", f"is more than the waits given, {len(waits)}"))
+        return waits, needed
 
 
 class Fail(Body, kw_only=True):
@@ -210,15 +236,6 @@ class SettleMany(Body, kw_only=True):
     claim: ClaimRequest | None = None
 
 
-class CallbackResult(Answer, kw_only=True):
-    """What arrived on a wait."""
-
-    wait_id: UUID
-    name: str
-    verb: str
-    payload: Raw
-
-
 class Settled(Answer, kw_only=True):
     """The job after the report. A repeated report has `already_applied` and changed nothing."""
 
@@ -227,8 +244,10 @@ class Settled(Answer, kw_only=True):
     attempt: int
     already_applied: bool
     run_at: Time | None = None
-    parked: bool | None = None
-    callback: CallbackResult | None = None
+    parked: Annotated[
+        bool | None, Meta(description="After `park`: whether it waits, or goes on with `callbacks` that came first.")
+    ] = None
+    callbacks: list[CallbackResult] | None = None
 
 
 class SettlementResult(Answer, kw_only=True):

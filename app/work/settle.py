@@ -15,7 +15,8 @@ from msgspec import UNSET, Raw
 from psycopg import AsyncConnection
 
 from app import lifecycle
-from app.callbacks.park import Parked, park
+from app.callbacks.park import Arrived, Parked, found_there, park
+from app.callbacks.schemas import CallbackResult
 from app.database.engine import Database
 from app.jobs.lease import lease_number
 from app.jobs.transition import Item, Moved, Question, apply, diagnose, lease_lost
@@ -23,7 +24,6 @@ from app.lifecycle import Step
 from app.signing import Signer
 from app.work.claim import ClaimedJob
 from app.work.schemas import (
-    CallbackResult,
     CancelOwn,
     Complete,
     Fail,
@@ -50,8 +50,11 @@ class Outcome:
         return 200 + len(bytes(self.item.result or b"")) + len(bytes(self.item.error or b""))
 
 
-def outcome(signer: Signer, job_id: UUID, report: Report) -> Outcome:
-    """What a report means. A lease that is not genuine becomes one that nobody holds."""
+def outcome(signer: Signer, job_id: UUID, report: Report, pointer: str = "") -> Outcome:
+    """What a report means. A lease that is not genuine becomes one that nobody holds.
+
+    Raises Refusal for fields that contradict each other; `pointer` is where the report is in its body.
+    """
     item = Item(n=0, id=str(job_id), lease_number=lease_number(signer, job_id, report.lease))
     match report:
         case Complete(result=result):
@@ -63,8 +66,9 @@ def outcome(signer: Signer, job_id: UUID, report: Report) -> Outcome:
         case Snooze(delay_seconds=delay):
             item.delay_seconds = delay
             return Outcome(lifecycle.SNOOZE, item)
-        case Park(wait_id=wait_id, attached=attached):
-            item.wait_id, item.attached = str(wait_id), attached
+        case Park(attached=attached):
+            wait_ids, item.answers_needed = report.waits(pointer)
+            item.wait_ids, item.attached = [str(wait_id) for wait_id in wait_ids], attached
             return Outcome(lifecycle.PARK, item)
         case Fail(error=error):
             item.error = _entry(error)
@@ -124,16 +128,25 @@ def _settled(moved: Moved) -> Settled:
 
 
 def _parked(parked: Parked) -> Settled:
-    arrived = parked.arrived
     return Settled(
         id=parked.job_id,
         state=parked.state,
         attempt=parked.attempt,
         already_applied=False,
-        parked=arrived is None,
-        callback=None
-        if arrived is None
-        else CallbackResult(wait_id=arrived.wait_id, name=arrived.name, verb=arrived.verb, payload=arrived.payload),
+        parked=parked.parked,
+        callbacks=[_came(arrived) for arrived in parked.arrived],
+    )
+
+
+def _came(arrived: Arrived) -> CallbackResult:
+    return CallbackResult(
+        wait_id=arrived.wait_id,
+        name=arrived.name,
+        verb=arrived.verb,
+        payload=Raw((arrived.payload or "null").encode()),
+        encoding=arrived.encoding,
+        content_type=arrived.content_type,
+        event=Raw((arrived.event or "null").encode()),
     )
 
 
@@ -146,7 +159,7 @@ async def _explained(
             id=each.item.id,
             lease_number=each.item.lease_number,
             result=each.item.result,
-            wait_id=each.item.wait_id,
+            wait_ids=each.item.wait_ids,
             step=each.step.name,
         )
         for n, each in enumerate(outcomes)
@@ -155,28 +168,20 @@ async def _explained(
     if questions:
         found = await diagnose(connection, questions)
         for question in questions:
-            answers[question.n] = _unmoved(question, found[question.n])
+            answer = answers[question.n] = _unmoved(question, found[question.n])
+            if isinstance(answer, Settled) and question.step == lifecycle.PARK.name:
+                early = await found_there(connection, question.id, question.wait_ids or [])
+                answer.parked, answer.callbacks = early is None, [_came(early)] if early else []
     return [answers[n] for n in range(len(outcomes))]
-
-
-def _parked_before(found: Any) -> dict[str, Any]:
-    """What the first answer to a repeated park said."""
-    if not found.wait_early:
-        return {"parked": True}
-    payload = Raw((found.wait_payload or "null").encode())
-    arrived = CallbackResult(wait_id=found.wait_id, name=found.wait_name, verb=found.wait_resolved_as, payload=payload)
-    return {"parked": False, "callback": arrived}
 
 
 def _unmoved(question: Question, found: Any) -> Settled | Exception:
     mine = found.lease_number == question.lease_number
     again = (mine and found.settled_as == question.step) or found.in_history
-    if again and (question.step != lifecycle.COMPLETE.name or found.same_result):
-        return Settled(
-            id=UUID(question.id),
-            state=found.state,
-            attempt=found.attempt,
-            already_applied=True,
-            **(_parked_before(found) if question.step == lifecycle.PARK.name else {}),
-        )
+    if question.step == lifecycle.COMPLETE.name:
+        again = again and found.same_result
+    elif question.step == lifecycle.PARK.name:
+        again = again and found.same_waits
+    if again:
+        return Settled(id=UUID(question.id), state=found.state, attempt=found.attempt, already_applied=True)
     return lease_lost(question, found)

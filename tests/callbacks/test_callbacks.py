@@ -11,7 +11,7 @@ import httpx
 import psycopg
 import pytest
 
-from app.callbacks.tokens import callback_token
+from app.callbacks.tokens import Capability, callback_token
 from app.signing import Signer, SigningKey
 from tests.build import JSON, Api, client_of, move, ok, problem
 from tests.conftest import SIGNING_KEY
@@ -153,7 +153,9 @@ def test_a_callback_before_the_park_counts(api: Api, verb: str) -> None:
     early = call(api, wait, verb)
     assert (early.status_code, early.json()["early"], early.json()["job_state"]) == (202, True, "running")
     parked = ok(api.settle("park", claimed, wait_id=wait["wait_id"]))
-    assert (parked["parked"], parked["callback"]["verb"], parked["callback"]["payload"]) == (False, verb, PAYLOAD)
+    assert (parked["parked"], [(came["verb"], came["payload"]) for came in parked["callbacks"]]) == (
+        False, [(verb, PAYLOAD)],
+    )  # fmt: skip
     # The handler is there: an early resume lets it go on.
     after = "running" if verb == "resume" else AFTER[verb]
     assert (parked["state"], api.job(claimed)["state"]) == (after, after)
@@ -175,7 +177,8 @@ def test_a_repeated_park_tells_the_same_though_a_callback_was_early(api: Api, ve
     call(api, wait, verb)
     first = ok(api.settle("park", claimed, wait_id=wait["wait_id"]))
     again = ok(api.settle("park", claimed, wait_id=wait["wait_id"]))
-    assert again == {**first, "already_applied": True}
+    # A park that finds its answer changes nothing, so there is nothing that could have been applied before.
+    assert again == {**first, "already_applied": verb != "resume"}
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -395,11 +398,12 @@ def test_forged_altered_foreign_and_unknown_tokens_all_look_the_same(api: Api, d
     _, other = api.a_parked_job()
     token, others = token_of(wait, "complete"), token_of(other, "complete")
     genuine, foreign = (Signer((SigningKey(key.encode()),)) for key in (SIGNING_KEY, "another " + SIGNING_KEY))
-    assert token == callback_token(genuine, UUID(wait["wait_id"]), "complete")
+    assert token == callback_token(genuine, Capability(UUID(wait["wait_id"]), 0), "complete")
     tokens = {
         **{f"altered at {at}": token[:at] + other_character(token[at]) + token[at + 1 :] for at in range(len(token))},
-        "foreign": callback_token(foreign, UUID(wait["wait_id"]), "complete"),
-        "unknown wait": callback_token(genuine, uuid4(), "complete"),
+        "foreign": callback_token(foreign, Capability(UUID(wait["wait_id"]), 0), "complete"),
+        "unknown wait": callback_token(genuine, Capability(uuid4(), 0), "complete"),
+        "other version": callback_token(genuine, Capability(UUID(wait["wait_id"]), 1), "complete"),
         "head of one, tail of another": token[:22] + others[22:],
         "longer": token + "A",
         "padded": token + "=",
@@ -442,7 +446,7 @@ def test_looking_changes_nothing(api: Api, db: "psycopg.Connection[Any]") -> Non
 def test_opening_the_link_of_a_verb_does_nothing(api: Api, db: "psycopg.Connection[Any]", verb: str) -> None:
     claimed, wait = api.a_parked_job()
     before = stored(db, claimed)
-    assert api.client.get(wait["urls"][verb]).status_code == 405
+    assert api.client.get(wait["urls"][verb]).status_code == (405 if verb == "heartbeat" else 200)
     assert stored(db, claimed) == before
 
 
@@ -562,7 +566,7 @@ def test_no_body_is_a_payload_too(api: Api, verb: str) -> None:
         (b"{", "application/json", 400),
         (b'"\\u0000"', "application/json", 422),
         (b"1e400", "application/json", 422),
-        (b"paid=yes", "application/x-www-form-urlencoded", 415),
+        (b"paid=%00", "application/x-www-form-urlencoded", 422),
         (b"x" * 1_100_000, "application/json", 413),
     ],
     ids=["no json", "nul", "overflow", "form", "too large"],

@@ -51,6 +51,15 @@ MORE_THAN_A_SCHEMA_SAYS = re.compile(
     "|invalid RFC3339 encoded datetime"  # a leap second
     "|must be in the years 1 to 9999, in UTC"
     "|has an offset of 16 hours or more"
+    "|give either wait_id or wait_ids"
+    "|has one wait twice"
+    "|is more than the waits given"
+    "|must not be less than timeout_seconds"
+    "|line [0-9]+, column [0-9]+: "
+    "|must be true or false, and is "
+    "|is (required )?for the scheme hmac"
+    "|is for messages with a time"
+    "|there is no "
 )
 
 

@@ -35,7 +35,8 @@ def consistent(state: State, wait: UUID) -> dict[str, Any]:
         "state": str(state),
         "lease_expires_at": HOUR_FROM_NOW if state is State.RUNNING else None,
         "finished_at": sql.SQL("now()") if state in FINAL else None,
-        "waiting_on": wait if state is State.WAITING_EXTERNAL else None,
+        "waiting_on": [wait] if state is State.WAITING_EXTERNAL else None,
+        "answers_needed": 1 if state is State.WAITING_EXTERNAL else None,
     }
 
 
@@ -227,27 +228,41 @@ class TestWhatHoldsInEachState:
     def test_a_parked_job_waits_on_something(self, connection: Connection) -> None:
         job, _ = a_job(connection, State.WAITING_EXTERNAL)
         with pytest.raises(pg.CheckViolation) as refused:
-            update(connection, job, waiting_on=None)
+            update(connection, job, waiting_on=None, answers_needed=None)
         assert refusal(refused) == "jobs_wait"
 
     @pytest.mark.parametrize("state", sorted(set(State) - {State.WAITING_EXTERNAL}))
     def test_only_a_parked_job_waits_on_something(self, connection: Connection, state: State) -> None:
         job, wait = a_job(connection, state)
         with pytest.raises(pg.CheckViolation) as refused:
-            update(connection, job, waiting_on=wait)
+            update(connection, job, waiting_on=[wait], answers_needed=1)
         assert refusal(refused) == "jobs_wait"
 
     def test_what_a_job_waits_on_exists(self, connection: Connection) -> None:
         job, _ = a_job(connection, State.RUNNING)
-        with pytest.raises(pg.ForeignKeyViolation) as refused:
+        with pytest.raises(pg.CheckViolation) as refused:
             update(connection, job, **consistent(State.WAITING_EXTERNAL, uuid4()))
+        assert refusal(refused) == "jobs_waiting_on"
+
+    def test_what_a_job_waits_on_is_its_own(self, connection: Connection) -> None:
+        job, _ = a_job(connection, State.RUNNING)
+        _, foreign = a_job(connection, State.RUNNING)
+        with pytest.raises(pg.CheckViolation) as refused:
+            update(connection, job, **consistent(State.WAITING_EXTERNAL, foreign))
         assert refusal(refused) == "jobs_waiting_on"
 
     def test_what_a_job_waits_on_cannot_go(self, connection: Connection) -> None:
         _, wait = a_job(connection, State.WAITING_EXTERNAL)
-        with pytest.raises(pg.ForeignKeyViolation) as refused:
+        with pytest.raises(pg.CheckViolation) as refused:
             connection.execute("DELETE FROM towpath.waits WHERE id = %s", [wait])
-        assert refusal(refused) == "jobs_waiting_on"
+        assert refusal(refused) == "waits_parked_on"
+
+    @pytest.mark.parametrize("needed", [0, 2])
+    def test_as_many_answers_are_needed_as_can_come(self, connection: Connection, needed: int) -> None:
+        job, _ = a_job(connection, State.WAITING_EXTERNAL)
+        with pytest.raises(pg.CheckViolation) as refused:
+            update(connection, job, answers_needed=needed)
+        assert refusal(refused) == "jobs_answers_needed"
 
     @pytest.mark.parametrize("state", sorted(set(State) - {State.FAILED}))
     def test_only_a_failed_job_is_a_dead_letter(self, connection: Connection, state: State) -> None:

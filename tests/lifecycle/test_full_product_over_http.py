@@ -21,7 +21,7 @@ import httpx
 import psycopg
 import pytest
 
-from app.callbacks.tokens import callback_urls
+from app.callbacks.tokens import Capability, callback_urls
 from app.callbacks.verbs import step_of
 from app.http.problems import PROBLEM_STATUS
 from app.lifecycle import CALLBACK_VERBS, FINAL, PENDING, STEPS, Attempt, State, Step
@@ -391,17 +391,17 @@ ALSO = {
     "retry": {"run_at", "claim_order", "errors", "errors_total"},
     "snooze": {"attempt", "snoozes", "run_at", "claim_order"},
     "release": {"attempt"},
-    "park": {"waiting_on"},
+    "park": {"waiting_on", "answers_needed"},
     "fail": {"errors", "errors_total"},
     "cancel_own": {"cancel_reason"},
-    "cancel": {"cancel_reason", "waiting_on"},
+    "cancel": {"cancel_reason", "waiting_on", "answers_needed"},
     "postpone": set(),
     "redrive": {"attempt", "run_at", "claim_order", "cancel_reason"},
-    "callback_complete": {"result", "callback_results", "waiting_on"},
-    "callback_fail": {"errors", "errors_total", "callback_results", "waiting_on"},
-    "callback_resume": {"attempt", "callback_results", "waiting_on"},
-    "callback_resume_attached": {"callback_results", "waiting_on"},
-    "callback_retry": {"attempt", "run_at", "claim_order", "waiting_on"},
+    "callback_complete": {"result", "callback_results", "waiting_on", "answers_needed"},
+    "callback_fail": {"errors", "errors_total", "callback_results", "waiting_on", "answers_needed"},
+    "callback_resume": {"attempt", "callback_results", "waiting_on", "answers_needed"},
+    "callback_resume_attached": {"callback_results", "waiting_on", "answers_needed"},
+    "callback_retry": {"attempt", "run_at", "claim_order", "waiting_on", "answers_needed"},
 }
 """The columns that a step may change, besides those which say where the job is and who holds it."""
 
@@ -534,7 +534,8 @@ def open_waits(database: "psycopg.Connection[Any]", cells: list[Cell]) -> None:
     for cell in cells:
         for claim in (0, 1):
             wait = uuid4()
-            cell.waits[claim] = {"wait_id": str(wait), "urls": callback_urls(signer, "http://service", wait)}
+            urls = callback_urls(signer, "http://service", Capability(wait, 0))
+            cell.waits[claim] = {"wait_id": str(wait), "urls": urls}
             rows.append((wait, cell.job, claim + 1, cell.claims[claim]["attempt"]))
     ids, jobs, leases, attempts = zip(*rows, strict=True)
     database.execute(

@@ -43,6 +43,15 @@ INDEXES = {
     "waits_pkey": "what is this wait",
     "waits_name_once": "has the attempt a wait of this name",
     "waits_over": "which wait is over",
+    "waits_correlated": "who waits for this key",
+    "refused_callbacks_pkey": "what is this callback",
+    "refused_callbacks_of_wait": "which callbacks did not resolve this wait",
+    "secrets_pkey": "what is this secret",
+    "hooks_pkey": "what is this hook",
+    "hook_deliveries_pkey": "what is this delivery",
+    "hook_deliveries_once": "did this delivery come before",
+    "hook_deliveries_unmatched": "did the answer come before its wait",
+    "hook_deliveries_expiry": "which delivery is old",
     "job_events_pkey": "what is this event",
     "job_events_of_job": "what happened to this job",
     "idempotency_keys_pkey": "was this key used",
@@ -51,11 +60,14 @@ INDEXES = {
 }
 """Every index and the one question that it answers."""
 
-COLUMNS = """SELECT c.relname, a.attname, a.attnum, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity,
+COLUMNS = """SELECT c.relname, a.attname,
+    row_number() OVER (PARTITION BY a.attrelid ORDER BY a.attnum), format_type(a.atttypid, a.atttypmod), a.attnotnull,
+    a.attidentity,
     pg_get_expr(d.adbin, d.adrelid)
 FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid AND c.relkind = 'r'
 LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-WHERE c.relnamespace = 'towpath'::regnamespace AND a.attnum > 0 AND c.relname <> 'alembic_version'"""
+WHERE c.relnamespace = 'towpath'::regnamespace AND a.attnum > 0 AND NOT a.attisdropped
+    AND c.relname <> 'alembic_version'"""
 CONSTRAINTS = """SELECT r.conname, c.relname, r.contype, pg_get_constraintdef(r.oid), r.convalidated, r.condeferrable
 FROM pg_constraint AS r JOIN pg_class AS c ON c.oid = r.conrelid
 WHERE r.connamespace = 'towpath'::regnamespace AND r.contype <> 'n' AND c.relname <> 'alembic_version'"""

@@ -15,10 +15,16 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from cryptography.fernet import Fernet
 from msgspec import Raw
 
-from app.callbacks.park import open_wait
-from app.callbacks.resolve import Arrival, extend, resolve
+from app.callbacks.correlation import Delivery, deliver
+from app.callbacks.evaluator import Evaluator
+from app.callbacks.open import open_wait
+from app.callbacks.payloads import NO_PAYLOAD
+from app.callbacks.resolve import Arrival, Resolver, extend
+from app.callbacks.rotate import rotate
+from app.callbacks.schemas import Correlation, OpenWait
 from app.database import engine
 from app.database.engine import Database
 from app.database.tables import metadata
@@ -28,7 +34,8 @@ from app.jobs.enqueue import Enqueuer, Request, checked
 from app.jobs.schemas import JobChanges
 from app.jobs.transition import Item, Question, apply, diagnose, lock_jobs
 from app.lifecycle import STEPS, Actor
-from app.runtime import _FINISHED, _RESOLVED
+from app.runtime import _FINISHED, _RESOLVED, _UNPARKED
+from app.secrets.encryption import Vault
 from app.settings import Settings
 from app.work.claim import Wanted, claim, held
 from app.work.heartbeat import Pulse, keep
@@ -157,20 +164,50 @@ async def lock(database: Database, running: Running) -> None:
         await lock_jobs(connection, [str(running.id), str(uuid4())])
 
 
+def resolver() -> Resolver:
+    return Resolver(Vault((Fernet.generate_key().decode(),)), Evaluator(seconds=1))
+
+
+async def opened_wait(database: Database, running: Running, **opening: Any) -> UUID:
+    wanted = OpenWait(lease="not looked at", **opening)
+    lease: dict[str, Any] = {"job_id": running.id, "lease_number": running.lease_number}
+    return (await open_wait(database, resolver(), wait_id=uuid4(), wanted=wanted, **lease)).id
+
+
+async def parked(database: Database, running: Running, *waits: UUID) -> None:
+    item = Item(n=0, id=str(running.id), lease_number=running.lease_number, attached=True, answers_needed=len(waits))
+    item.wait_ids = [str(wait) for wait in waits]
+    for _repeat in range(2):
+        (answer,) = await settle(database, [Outcome(STEPS["park"], item)])
+        assert not isinstance(answer, Exception)
+        assert answer.state == "waiting_external"
+
+
 @operation
 async def park_and_call_back(database: Database, running: Running) -> None:
-    wait = uuid4()
-    opening: dict[str, Any] = {"name": "approval", "default_verb": "resume", "timeout_seconds": 60.0}
-    for _repeat in range(2):
-        await open_wait(database, wait_id=wait, job_id=running.id, lease_number=running.lease_number, **opening)
-    await extend(database, wait, 90.0)
-    item = Item(n=0, id=str(running.id), lease_number=running.lease_number, wait_id=str(wait), attached=True)
-    (parked,) = await settle(database, [Outcome(STEPS["park"], item)])
-    assert not isinstance(parked, Exception)
-    assert parked.state == "waiting_external"
-    (resumed,) = await resolve(database, [Arrival(wait, "resume", Raw(b"{}"))])
-    assert not isinstance(resumed, Exception)
-    assert resumed.job_state == "running"
+    waits = [await opened_wait(database, running, name=name) for name in ("approval", "approval", "payment")][1:]
+    await extend(database, waits[0], 0, 90.0)
+    await parked(database, running, *waits)
+    answers = await resolver().resolve(database, [Arrival(wait, "resume", NO_PAYLOAD, 0) for wait in waits])
+    assert [getattr(answer, "job_state", answer) for answer in answers] == ["waiting_external", "running"]
+
+
+@operation
+async def deliver_to_waits_and_wait_for_deliveries(database: Database, running: Running) -> None:
+    correlation = Correlation(hook="hook", key=str(running.id))
+    wait = await opened_wait(database, running, name="paid", correlation=correlation)
+    await parked(database, running, wait)
+    for key, matched in ((correlation.key, 1), ("nobody's", 0)):
+        for _repeat in range(2):
+            delivery = Delivery(uuid4(), "hook", f"{running.id} {key}", key, NO_PAYLOAD)
+            assert (await deliver(database, resolver(), delivery)).matched == matched
+    await opened_wait(database, running, name="next", correlation=Correlation(hook="hook", key="nobody's"))
+
+
+@operation
+async def rotate_urls(database: Database, running: Running) -> None:
+    wait = await opened_wait(database, running, name="secret")
+    assert await rotate(database, running.id, wait) == 1
 
 
 @operation
@@ -198,7 +235,7 @@ async def enqueue(database: Database, _: Running) -> None:
 @operation
 async def watch(database: Database, running: Running) -> None:
     async with database.hot.connection() as connection:
-        for reached in (_FINISHED, _RESOLVED):
+        for reached in (_FINISHED, _RESOLVED, _UNPARKED):
             await connection.execute(reached, {"ids": [running.id]})
 
 
@@ -293,9 +330,10 @@ def busy(request: pytest.FixtureRequest, new_settings: Callable[..., Settings]) 
     """A database with a lot of jobs, and statistics that stay as they are for as long as the test looks."""
     settings = new_settings()
     with psycopg.connect(settings.database_url, autocommit=True) as connection:
-        for table in ("jobs", "waits", "job_events", "queues", "idempotency_keys"):
+        for table in ("jobs", "waits", "job_events", "queues", "idempotency_keys", "hooks", "hook_deliveries"):
             connection.execute(f"ALTER TABLE towpath.{table} SET (autovacuum_enabled = false)")
         connection.execute("INSERT INTO towpath.queues (name) VALUES ('q0'), ('q1'), ('q2')")
+        connection.execute("INSERT INTO towpath.hooks (name, correlation, keep_seconds) VALUES ('hook', 'key', 60)")
         request.param(connection)
     return settings
 

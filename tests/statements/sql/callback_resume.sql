@@ -1,5 +1,5 @@
 WITH picked AS MATERIALIZED (
-    SELECT * FROM jsonb_to_recordset(%(items)s) AS given(n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb, error jsonb, reason text, wait_id uuid, attached boolean, payload jsonb, wait_name text)
+    SELECT * FROM jsonb_to_recordset(%(items)s) AS given(n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb, error jsonb, reason text, wait_ids uuid[], answers_needed smallint, attached boolean, payload jsonb, wait_name text)
 ), moved AS (
     UPDATE towpath.jobs AS j SET
         state = 'available',
@@ -7,7 +7,8 @@ WITH picked AS MATERIALIZED (
         settled_as = 'callback_resume',
         lease_expires_at = NULL,
         deadline_at = NULL,
-        waiting_on = NULL
+        waiting_on = NULL,
+        answers_needed = NULL
     FROM picked AS i
     WHERE j.id = i.id AND (j.state || '') IN ('waiting_external')
     RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,

@@ -1,10 +1,11 @@
 WITH picked AS MATERIALIZED (
-    SELECT * FROM jsonb_to_recordset(%(items)s) AS given(n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb, error jsonb, reason text, wait_id uuid, attached boolean, payload jsonb, wait_name text)
+    SELECT * FROM jsonb_to_recordset(%(items)s) AS given(n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb, error jsonb, reason text, wait_ids uuid[], answers_needed smallint, attached boolean, payload jsonb, wait_name text)
 ), moved AS (
     UPDATE towpath.jobs AS j SET
         state = 'running',
         settled_as = NULL,
         waiting_on = NULL,
+        answers_needed = NULL,
         deadline_at = now() + coalesce(j.timeout_seconds, (SELECT q.timeout_seconds FROM towpath.queues AS q WHERE q.name = j.queue)) * interval '1 s'
     FROM picked AS i
     WHERE j.id = i.id AND (j.state || '') IN ('waiting_external')

@@ -1,5 +1,5 @@
 WITH picked AS MATERIALIZED (
-    SELECT * FROM jsonb_to_recordset(%(items)s) AS given(n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb, error jsonb, reason text, wait_id uuid, attached boolean, payload jsonb, wait_name text)
+    SELECT * FROM jsonb_to_recordset(%(items)s) AS given(n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb, error jsonb, reason text, wait_ids uuid[], answers_needed smallint, attached boolean, payload jsonb, wait_name text)
 ), moved AS (
     UPDATE towpath.jobs AS j SET
         state = CASE WHEN j.attempt >= j.max_attempts THEN 'failed' ELSE 'retryable' END,
@@ -7,6 +7,7 @@ WITH picked AS MATERIALIZED (
         lease_expires_at = NULL,
         deadline_at = NULL,
         waiting_on = NULL,
+        answers_needed = NULL,
         finished_at = CASE WHEN j.attempt >= j.max_attempts THEN now() END,
         dead_letter_reason = CASE WHEN j.attempt >= j.max_attempts AND (SELECT q.keep_dead_letters FROM towpath.queues AS q WHERE q.name = j.queue) IS NOT false THEN 'callback_timeout' END,
         errors_total = j.errors_total + 1,

@@ -1,10 +1,11 @@
 WITH picked AS MATERIALIZED (
-    SELECT * FROM jsonb_to_recordset(%(items)s) AS given(n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb, error jsonb, reason text, wait_id uuid, attached boolean, payload jsonb, wait_name text)
+    SELECT * FROM jsonb_to_recordset(%(items)s) AS given(n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb, error jsonb, reason text, wait_ids uuid[], answers_needed smallint, attached boolean, payload jsonb, wait_name text)
 ), moved AS (
     UPDATE towpath.jobs AS j SET
         state = 'waiting_external',
         settled_as = 'park',
-        waiting_on = i.wait_id,
+        waiting_on = i.wait_ids,
+        answers_needed = i.answers_needed,
         lease_expires_at = CASE WHEN i.attached THEN j.lease_expires_at END,
         deadline_at = NULL
     FROM picked AS i

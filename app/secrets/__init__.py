@@ -1,0 +1,1 @@
+"""Senders' secrets: named, kept encrypted, written and never read."""
