@@ -33,7 +33,7 @@ def answer(question: Question) -> Reply:
     except PolicyError as error:
         return Reply(expression=error.expression, reason=error.reason)
     except (MemoryError, RecursionError, BadExpression):
-        return Reply(reason="takes too much")
+        return Reply(reason="takes too long or too much")
 
 
 def main() -> None:

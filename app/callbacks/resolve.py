@@ -36,7 +36,8 @@ _READ = """SELECT w.id, w.job_id, w.name, w.state, w.default_verb, w.resolved_as
     j.lease_expires_at > now() AS handler_attached,
     w.body IS NOT DISTINCT FROM %(body)s::bytea AS same_body,
     w.payload IS NOT DISTINCT FROM %(payload)s::jsonb AS same_payload,
-    (SELECT array_agg(o.id) FROM towpath.waits AS o WHERE o.id = ANY(j.waiting_on)) AS parked_on,
+    (SELECT jsonb_agg(jsonb_build_array(coalesce(o.resolved_as, o.state), coalesce(o.resolved_at::text, '')))
+        FROM towpath.waits AS o WHERE o.id = ANY(j.waiting_on) AND o.id <> w.id) AS others,
     CASE WHEN w.settings ? 'policy' THEN jsonb_build_object('id', j.id, 'queue', j.queue, 'kind', j.kind,
         'attempt', j.attempt, 'args', j.args, 'tags', j.tags, 'metadata', j.metadata, 'wait', w.name)::text END
         AS job_facts
@@ -53,8 +54,6 @@ UPDATE towpath.jobs AS j SET callback_results = coalesce(j.callback_results, '{{
     r.name, jsonb_build_object('wait_id', r.id, 'verb', r.resolved_as, 'payload', r.payload, 'encoding', r.encoding,
         'content_type', r.content_type, 'event', r.event, 'received_at', {NOW_TEXT}))
 FROM resolved AS r WHERE j.id = r.job_id"""
-
-_STANDS = "SELECT coalesce(resolved_as, state), coalesce(resolved_at::text, '') FROM towpath.waits WHERE id = ANY(%s)"
 
 _REFUSED = """WITH kept AS (
     INSERT INTO towpath.refused_callbacks (wait_id, verb, reason, encoding, content_type, headers, body)
@@ -215,8 +214,8 @@ async def _resolved(
 
 async def _decided(connection: AsyncConnection[Any], wait: Any, verb: str, payload: msgspec.Raw | None) -> str | None:
     """Apply what this answer, with the others of its park, means for the job; its new state, if it moved."""
-    cursor = await connection.execute(_STANDS, [wait.parked_on])
-    says = verdict([Answered(*row) for row in await cursor.fetchall()], wait.answers_needed)
+    waits = [Answered(verb, str(wait.now)), *(Answered(*other) for other in wait.others or ())]
+    says = verdict(waits, wait.answers_needed)
     if says is Verdict.WAIT:
         return None
     step = CALLBACK_FAIL if says is Verdict.IMPOSSIBLE else step_of(verb, handler_attached=bool(wait.handler_attached))

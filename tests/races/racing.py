@@ -114,9 +114,9 @@ def moment_of(number: int) -> float:
     return 0.05 + number * 0.008
 
 
-def around(number: int, later_seconds: float = 0.015) -> float:
-    """A little before or after that; a call is some milliseconds on its way, so more often before."""
-    return moment_of(number) + random.uniform(-0.03, later_seconds)
+def around(number: int, later_seconds: float = 0.03) -> float:
+    """A little before or after that; a call is on its way for a while, on a busy machine a long one."""
+    return moment_of(number) + random.uniform(-0.12, later_seconds)
 
 
 def end_each(db: "psycopg.Connection[Any]", table: str, column: str, key: str, jobs: list[str]) -> None:
