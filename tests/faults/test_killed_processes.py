@@ -167,3 +167,39 @@ def test_the_service_comes_back_with_its_database(
             ok(producer.post("/v1/jobs", json={"kind": "work", "queue": queue}))
         poll.join(10)
         assert results, "the wake-up did not come"
+
+
+def test_a_callback_survives_the_death_of_the_service_that_took_it(
+    start_process: Start, new_settings: Callable[..., Settings]
+) -> None:
+    service = start_process(new_settings())
+    with client_of(service.url) as client:
+        api = Api(client, "survives")
+        parked = [api.a_parked_job(attached=attached) for attached in (False, True)]
+        for n, (_, wait) in enumerate(parked):
+            ok(client.post(wait["urls"]["resume"], json={"n": n}))
+        service.kill()
+        service.start()
+        # The attached handler polls again, and goes on under its lease.
+        claimed, wait = parked[1]
+        seen = ok(client.get(f"/v1/jobs/{claimed['id']}/callbacks/{wait['wait_id']}", params={"wait_seconds": 5}))
+        assert (seen["job_state"], seen["payload"]) == ("running", {"n": 1})
+        ok(api.settle("complete", claimed))
+        assert api.claim()["callback_results"]["callback"]["payload"] == {"n": 0}
+
+
+def test_a_handler_that_dies_between_resume_and_delivery_loses_nothing(
+    start_process: Start, new_settings: Callable[..., Settings]
+) -> None:
+    settings = new_settings()
+    service = start_process(settings)
+    with client_of(service.url) as client, psycopg.connect(settings.database_url, autocommit=True) as db:
+        api = Api(client, "rescued")
+        claimed, wait = api.a_parked_job(attached=True, backoff={"kind": "fixed", "base_seconds": 0})
+        assert ok(client.post(wait["urls"]["resume"], json="the answer"))["job_state"] == "running"
+        service.kill()  # before the handler asked, and the handler dies with it: its lease runs out
+        db.execute("UPDATE towpath.jobs SET lease_expires_at = now() WHERE id = %s", [claimed["id"]])
+        service.start()
+        again = api.claim()
+        assert (again["id"], again["attempt"]) == (claimed["id"], 2)
+        assert again["callback_results"]["callback"]["payload"] == "the answer"
