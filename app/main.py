@@ -1,11 +1,13 @@
 """The whole edge on a page: routers, hot routes, middleware, error handlers, lifespan."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
 from fastapi import FastAPI
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from app import __version__
 from app import runtime as running
@@ -28,6 +30,17 @@ from app.telemetry import logging
 from app.work.router import ROUTES as WORK_ROUTES
 
 HOT_ROUTES = (*ENQUEUE_ROUTES, *WORK_ROUTES)
+
+
+class _Service(FastAPI):
+    """The framework's application behind the hot routes, which pass it what is not theirs."""
+
+    def build_middleware_stack(self) -> Any:
+        """What answers a request: outermost, so that a hot route pays for nothing that it does not use."""
+        framework: Any = super().build_middleware_stack()
+        trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
+        behind: Any = ProxyHeadersMiddleware(framework, trusted)
+        return HotRoutes(behind, HOT_ROUTES)
 
 
 async def _answered_before() -> None:
@@ -57,7 +70,7 @@ def create_app(settings: Settings | None = None, *, maintenance: bool = True) ->
                 "max_body_bytes": settings.max_body_bytes,
             }
 
-    app = FastAPI(
+    app = _Service(
         title="Towpath",
         version=__version__,
         lifespan=lifespan,
@@ -73,6 +86,5 @@ def create_app(settings: Settings | None = None, *, maintenance: bool = True) ->
         # Never called: it lets the framework answer 405 where only the method is wrong.
         app.add_api_route(route.path, _answered_before, methods=["POST"], include_in_schema=False)
     problems.install(app)
-    app.add_middleware(HotRoutes, routes=HOT_ROUTES)
     app.openapi = lambda: openapi.document(app, HOT_ROUTES)  # type: ignore[method-assign]
     return app

@@ -23,8 +23,7 @@ from app.callbacks.schemas import (
 )
 from app.callbacks.tokens import Capability, wait_of, wait_of_any
 from app.errors import Refusal
-from app.http.dependencies import json_body, json_response
-from app.http.hot import read_body
+from app.http.dependencies import call_of, json_body, json_response
 from app.http.openapi import documented
 
 router = APIRouter(tags=["callbacks"])
@@ -64,7 +63,7 @@ async def _seen(request: Request, token: str) -> WaitState:
 
 async def received(request: Request) -> Payload:
     """What a request brought: any media type, within the limit, which holds before anything is parsed."""
-    body = await read_body(request.scope, request.receive, callbacks_of(request).settings.max_body_bytes)
+    body = await call_of(request).read(callbacks_of(request).settings.max_body_bytes)
     return parse(request.scope["headers"], body)
 
 

@@ -8,7 +8,8 @@ import base64
 import binascii
 import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -95,8 +96,8 @@ def _standard_webhooks(
     _in_time(check, sent, now)
     given = [part[3:] for part in _header(headers, "webhook-signature").split(" ") if part.startswith("v1,")]
     signed = f"{message_id}.{sent}.".encode() + body
-    keys = [_base64(secret.removeprefix("whsec_"), "the secret is not base64") for secret in secrets]
-    _signed(keys, signed, "sha256", [_base64(text) for text in _some(given)])
+    keys = _readable([secret.removeprefix("whsec_") for secret in secrets], _base64, "the secret is not base64")
+    _signed(keys, signed, "sha256", _readable(_some(given), _base64))
 
 
 def _stripe(
@@ -106,7 +107,7 @@ def _stripe(
     sent = next((value for name, _, value in pairs if name == "t"), "")
     _in_time(check, sent, now)
     given = [value for name, _, value in pairs if name == "v1"]
-    _signed(secrets, f"{sent}.".encode() + body, "sha256", [_hex(text) for text in _some(given)])
+    _signed(secrets, f"{sent}.".encode() + body, "sha256", _readable(_some(given), _hex))
 
 
 def _plain(
@@ -153,6 +154,19 @@ def _some(given: list[str]) -> list[str]:
     return given
 
 
+def _readable(
+    texts: Sequence[str], read: Callable[[str], bytes], otherwise: str = "a header is malformed"
+) -> list[bytes]:
+    """Those that can be read: a garbled one does not count against a genuine one beside it."""
+    found = []
+    for text in texts:
+        with suppress(_Refused):
+            found.append(read(text))
+    if texts and not found:
+        raise _Refused(otherwise)
+    return found
+
+
 def _hex(text: str) -> bytes:
     try:
         return binascii.unhexlify(text)
@@ -160,11 +174,11 @@ def _hex(text: str) -> bytes:
         raise _Refused("a header is malformed") from None
 
 
-def _base64(text: str, otherwise: str = "a header is malformed") -> bytes:
+def _base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise _Refused(otherwise) from None
+        raise _Refused("a header is malformed") from None
 
 
 def _in_time(check: SignatureCheck, sent: str, now: datetime) -> None:

@@ -74,6 +74,7 @@ def serve(*, host: str, port: int, workers: int, embedded: bool, maintenance: bo
             access_log=False,
             log_config=None,
             server_header=False,
+            proxy_headers=False,  # looked at behind the hot routes, which have no use for them
             timeout_graceful_shutdown=10,
             timeout_keep_alive=75,
             backlog=4096,

@@ -25,6 +25,15 @@ _STRAGGLERS = 2
 _DELAYS_WHEN_AWAY = (0.02, 0.2, 0.5, 1.0, 2.0)
 
 
+class _TooLate(Refusal):
+    """The deadline of a request came before its flush's answer."""
+
+
+def _too_late() -> _TooLate:
+    known = unavailable("The database is slow; whether the request took effect is not known. Repeat it.")
+    return _TooLate(known.kind, known.code, known.detail, **known.facts)
+
+
 class Batcher(Generic[Item, Answer]):
     """Collects items and flushes them together.
 
@@ -53,6 +62,8 @@ class Batcher(Generic[Item, Answer]):
         self._max_queued = max_queued
         self._deadline_seconds = deadline_seconds
         self._queue: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
+        self._deadlines: deque[tuple[float, Sequence[asyncio.Future[Answer]]]] = deque()
+        self._alarm: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._stragglers: set[asyncio.Task[None]] = set()
         self._straggling = asyncio.Semaphore(_STRAGGLERS)
@@ -63,13 +74,24 @@ class Batcher(Generic[Item, Answer]):
         A caller that goes away leaves its item in place: what was asked for is done, as a repeat will tell.
         Raises Refusal: overloaded, the database is away, or what the flush said of the item.
         """
-        answer = (await self.submit_all([item]))[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return await self._enter([item])[0]
 
     async def submit_all(self, items: Sequence[Item]) -> list[Answer | Exception]:
-        """An answer for each item, or the exception that `submit` would have raised for it."""
+        """An answer for each item, or the exception that `submit` would have raised for it.
+
+        Raises Refusal when the process is overloaded, or when not all are answered in time.
+        """
+        answers: list[Answer | Exception] = []
+        for future in self._enter(items):
+            try:
+                answers.append(await future)
+            except _TooLate:
+                raise
+            except Exception as error:
+                answers.append(error)
+        return answers
+
+    def _enter(self, items: Sequence[Item]) -> list["asyncio.Future[Answer]"]:
         if len(self._queue) + len(items) > self._max_queued:
             raise Refusal(
                 Kind.OVERLOADED, "too-many-requests", "Too many requests wait for the database.", retry_after_seconds=1
@@ -77,21 +99,23 @@ class Batcher(Generic[Item, Answer]):
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Answer]] = [loop.create_future() for _ in items]
         self._queue.extend(zip(items, futures, strict=True))
+        if futures:
+            # One timer for all that wait, not one for each: a timer costs more than the rest of this.
+            self._deadlines.append((loop.time() + self._deadline_seconds, futures))
+            if self._alarm is None:
+                self._alarm = loop.call_later(self._deadline_seconds, self._give_up)
         if self._queue and self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"flush {self.name}")
-        answers: list[Answer | Exception] = []
-        try:
-            async with asyncio.timeout(self._deadline_seconds):
-                for future in futures:
-                    try:
-                        answers.append(await future)
-                    except Exception as error:
-                        answers.append(error)
-        except TimeoutError:
-            raise unavailable(
-                "The database is slow; whether the request took effect is not known. Repeat it."
-            ) from None
-        return answers
+        return futures
+
+    def _give_up(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._deadlines and self._deadlines[0][0] <= loop.time():
+            for future in self._deadlines.popleft()[1]:
+                if not future.done():
+                    future.set_exception(_too_late())
+                    future.exception()  # told to the first that is awaited; the others need not be read
+        self._alarm = loop.call_at(self._deadlines[0][0], self._give_up) if self._deadlines else None
 
     async def drained(self) -> None:
         """Returns when all that was submitted has its answer."""
@@ -142,6 +166,8 @@ class Batcher(Generic[Item, Answer]):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
+        while self._deadlines and all(future.done() for future in self._deadlines[0][1]):
+            self._deadlines.popleft()
 
     async def _straggle(self, one: tuple[Item, asyncio.Future[Answer]]) -> None:
         async with self._straggling:

@@ -9,14 +9,14 @@ from fastapi import Path, Request, Response
 
 from app.errors import unknown_job
 from app.http import json
-from app.http.hot import Call
+from app.http.hot import Call, headers_of
 
 T = TypeVar("T")
 
 
 def call_of(request: Request) -> Call:
     """A plain route's request as the hot routes see theirs."""
-    return Call(request.scope, request.receive, None)
+    return Call(request.scope, request.receive, headers_of(request.scope))
 
 
 def json_body(body_type: type[T], *, optional: bool = False) -> Callable[[Request], Awaitable[T]]:

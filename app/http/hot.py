@@ -8,6 +8,7 @@ OpenAPI, made from the same types. A handler takes a `Call` and returns a `Reply
         return Reply(200, await runtime.settle(...))
 """
 
+import itertools
 import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -16,11 +17,11 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
-import structlog
 
 from app.errors import Kind, Refusal, unknown_job
 from app.http import json
 from app.http.problems import MEDIA_TYPE, answer_to
+from app.http.request_id import REQUEST_ID
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -53,7 +54,9 @@ class Call:
 
     scope: Scope
     receive: Receive
-    job_id: UUID | None
+    headers: dict[bytes, bytes]
+    """By lower-case name; of several with one name, the first."""
+    job_id: UUID | None = None
 
     @property
     def runtime(self) -> Any:
@@ -62,18 +65,40 @@ class Call:
 
     def header(self, name: bytes) -> str | None:
         """The first header of this (lower-case) name."""
-        return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == name), None)
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body, of any type, refused as soon as it is known to be larger than `limit` bytes."""
+        declared = self.headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > limit:
+            raise _too_large(limit)
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            chunks.append(chunk)
+            if not message.get("more_body"):
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def raw_body(self, limit: int) -> bytes:
         """The whole body. Raises Refusal: no JSON media type, or more than `limit` bytes."""
-        media_type = (self.header(b"content-type") or "").partition(";")[0].strip().lower()
-        if media_type != "application/json":
-            raise Refusal(
-                Kind.UNSUPPORTED,
-                "unsupported-media-type",
-                f"Send application/json, not {media_type or 'a body without a content type'}.",
-            )
-        return await read_body(self.scope, self.receive, limit)
+        given = self.headers.get(b"content-type", b"")
+        if given != b"application/json":
+            media_type = given.decode("latin-1").partition(";")[0].strip().lower()
+            if media_type != "application/json":
+                raise Refusal(
+                    Kind.UNSUPPORTED,
+                    "unsupported-media-type",
+                    f"Send application/json, not {media_type or 'a body without a content type'}.",
+                )
+        return await self.read(limit)
 
     async def body(self, decoder: "msgspec.json.Decoder[T]", limit: int) -> T:
         """The body as the decoder's type. Raises Refusal when it is not."""
@@ -84,24 +109,9 @@ class Call:
         return json.decode_envelope(await self.raw_body(limit), decoder)
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """A request's whole body, refused as soon as it is known to be larger than `limit` bytes."""
-    declared = next((value for key, value in scope["headers"] if key == b"content-length"), b"")
-    if declared.isdigit() and int(declared) > limit:
-        raise _too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            raise _too_large(limit)
-        chunks.append(chunk)
-        if not message.get("more_body"):
-            return b"".join(chunks)
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """A request's headers by name; of several with one name, the first."""
+    return dict(reversed(scope["headers"]))
 
 
 def _too_large(limit: int) -> Refusal:
@@ -133,6 +143,8 @@ class HotRoutes:
     def __init__(self, app: App, routes: tuple[HotRoute, ...]) -> None:
         self._app = app
         self._fixed = {route.path: route.handler for route in routes if "{id}" not in route.path}
+        self._process = secrets.token_hex(6).encode()
+        self._count = itertools.count(1)
         self._of_job = {route.path.rpartition("/")[2]: route.handler for route in routes if "{id}" in route.path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,13 +152,14 @@ class HotRoutes:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = self._request_id(scope)
+        headers_given = headers_of(scope)
+        request_id = self._request_id(headers_given)
         handler, job = self._match(scope)
         if handler is None:
             await self._app(scope, receive, with_request_id(send, request_id))
             return
         try:
-            reply = await handler(Call(scope, receive, _job_id(job) if job is not None else None))
+            reply = await handler(Call(scope, receive, headers_given, _job_id(job) if job is not None else None))
             status, body, headers = reply.status, json.encode(reply.body), (_JSON, *reply.headers)
         except ClientGone:
             return
@@ -167,11 +180,11 @@ class HotRoutes:
             return self._of_job.get(verb), job
         return handler, None
 
-    @staticmethod
-    def _request_id(scope: Scope) -> bytes:
-        given: bytes = next((value for key, value in scope["headers"] if key == b"x-request-id"), b"")
-        request_id = given if _REQUEST_ID.match(given) else secrets.token_hex(8).encode()
-        structlog.contextvars.bind_contextvars(request_id=request_id.decode())
+    def _request_id(self, headers: dict[bytes, bytes]) -> bytes:
+        given = headers.get(b"x-request-id")
+        # Counted, not drawn: randomness is a system call.
+        request_id = given if given and _REQUEST_ID.match(given) else b"%s-%x" % (self._process, next(self._count))
+        REQUEST_ID.set(request_id)
         return request_id
 
 

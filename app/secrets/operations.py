@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from psycopg import AsyncConnection
-from sqlalchemy import Row, delete, func, literal_column, select, update
+from sqlalchemy import Row, case, delete, func, literal_column, null, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection as CoreConnection
 
 from app.database import tables as t
 from app.database.engine import Database
@@ -31,26 +32,46 @@ def _unknown(name: str) -> Refusal:
 
 
 async def put_secret(database: Database, vault: Vault, name: str, new: NewSecret) -> tuple[Secret, bool]:
-    """Set a secret's value; the secret, and whether it is new."""
-    sealed = vault.seal(new.value)
-    keep = func.make_interval(0, 0, 0, 0, 0, 0, new.keep_previous_seconds) if new.keep_previous_seconds else None
-    put = (
+    """Set a secret's value; the secret, and whether it is new.
+
+    The same value again, as after a lost answer, leaves the previous one in place and never makes it count longer.
+    Raises Refusal: what is to be kept can't be decrypted.
+    """
+    async with database.core() as connection:
+        previous: Any = null()
+        until: Any = null()
+        if new.keep_previous_seconds:
+            previous = _TABLE.c.value
+            until = func.now() + func.make_interval(0, 0, 0, 0, 0, 0, new.keep_previous_seconds)
+            if await _current(connection, vault, name) == new.value:
+                previous = _TABLE.c.previous
+                until = case((previous.is_not(None), func.least(_TABLE.c.previous_until, until)))
+        row = (await connection.execute(_put(name, vault.seal(new.value), previous, until))).one()
+    return _secret(row), row.is_new
+
+
+async def _current(connection: CoreConnection, vault: Vault, name: str) -> str | None:
+    """The value that is about to be replaced, locked so that two changes can't both take it for the previous one."""
+    query = select(_TABLE.c.value).where(_TABLE.c.name == name).with_for_update()
+    sealed = (await connection.execute(query)).scalar_one_or_none()
+    return None if sealed is None else vault.open(sealed)
+
+
+def _put(name: str, sealed: bytes, previous: Any, until: Any) -> Any:
+    return (
         insert(t.Secret)
         .values(name=name, value=sealed)
         .on_conflict_do_update(
             index_elements=[_TABLE.c.name],
             set_={
                 "value": sealed,
-                "previous": None if keep is None else _TABLE.c.value,
-                "previous_until": None if keep is None else func.now() + keep,
+                "previous": previous,
+                "previous_until": until,
                 "updated_at": func.now(),
             },
         )
         .returning(*_COLUMNS, literal_column("xmax = 0").label("is_new"))
     )
-    async with database.core() as connection:
-        row = (await connection.execute(put)).one()
-    return _secret(row), row.is_new
 
 
 async def get_secret(database: Database, name: str) -> Secret:

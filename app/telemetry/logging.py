@@ -2,14 +2,24 @@
 
 import logging
 import sys
+from typing import Any
 
 import structlog
+
+from app.http.request_id import REQUEST_ID
+
+
+def _add_request_id(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    request_id = REQUEST_ID.get()
+    if request_id is not None:
+        event["request_id"] = request_id.decode()
+    return event
 
 
 def configure(*, json: bool) -> None:
     """Call once per process, before anything logs."""
     shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
+        _add_request_id,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]

@@ -122,6 +122,19 @@ def test_one_of_several_signatures_is_enough() -> None:
     assert verdict("stripe", {"stripe-signature": f"{sent},v1={'0' * 64},{signature}"}) is None
 
 
+def test_a_garbled_signature_does_not_count_against_a_genuine_one() -> None:
+    headers = standard_webhooks(BODY)
+    headers["webhook-signature"] = f"v1,!!! {headers['webhook-signature']} v1,="
+    assert verdict("standard-webhooks", headers) is None
+    assert verdict("stripe", {"stripe-signature": by_stripe(BODY)["stripe-signature"] + ",v1=zz"}) is None
+
+
+def test_a_secret_that_is_no_key_does_not_count_against_one_that_is() -> None:
+    headers = standard_webhooks(BODY)
+    assert verdict("standard-webhooks", headers, known=["whsec_no base64!", STANDARD_SECRET]) is None
+    assert verdict("standard-webhooks", headers, known=["whsec_no base64!"]) == "the secret is not base64"
+
+
 def test_a_signature_of_another_version_or_scheme_does_not_count() -> None:
     old = standard_webhooks(BODY)
     old["webhook-signature"] = old["webhook-signature"].replace("v1,", "v2,")

@@ -189,6 +189,7 @@ def test_a_cancel_against_a_callback_has_one_outcome(
         cancelled, called = await meet(
             lambda: callers[0].post(f"/v1/jobs/{job['id']}/cancel", {}),
             lambda: callers[1].post(callback_path(wait, "complete"), 1),
+            within_seconds=0.03,
         )
         outcomes[job["id"]] = (cancelled.status_code, called.status_code)
         return "cancel first" if cancelled.is_success else "callback first"

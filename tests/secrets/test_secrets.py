@@ -1,5 +1,7 @@
 """Secrets of senders: written over the API, encrypted in the database, and never given back."""
 
+import hashlib
+import hmac
 import logging
 import os
 import subprocess
@@ -25,6 +27,27 @@ VALUE = "a secret that must not come back"
 @pytest.fixture
 def name() -> str:
     return f"s-{uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def hook(api: Api) -> Callable[[str], str]:
+    """A hook whose sender signs with a secret, as GitHub does."""
+
+    def make(secret: str) -> str:
+        url = f"/v1/hooks/h-{uuid4().hex[:12]}"
+        signature = {"scheme": "github", "secret": secret}
+        ok(api.client.put(url, json={"correlation": "payload.key", "signature": signature}))
+        return url
+
+    return make
+
+
+def status_of(api: Api, hook: str, value: str) -> int:
+    """What a delivery gets that is signed with a value."""
+    body = f'{{"key": "{uuid4()}"}}'.encode()
+    signature = "sha256=" + hmac.new(value.encode(), body, hashlib.sha256).hexdigest()
+    headers = {"x-hub-signature-256": signature, "content-type": "application/json"}
+    return api.client.post(hook, content=body, headers=headers).status_code
 
 
 def put(api: Api, name: str, value: str = VALUE, **more: Any) -> JSON:
@@ -64,12 +87,55 @@ class TestOverTheApi:
         assert VALUE not in caplog.text
 
     def test_the_previous_value_counts_for_as_long_as_said(
-        self, api: Api, db: "psycopg.Connection[Any]", name: str
+        self, api: Api, db: "psycopg.Connection[Any]", name: str, hook: Callable[[str], str]
     ) -> None:
         put(api, name)
         assert put(api, name, "another secret")["previous_until"] is None
         kept = put(api, name, "a third secret", keep_previous_seconds=3600)
         assert kept["previous_until"] > kept["updated_at"]
+        url = hook(name)
+        values = (VALUE, "another secret", "a third secret")
+        assert [status_of(api, url, value) for value in values] == [403, 202, 202]
+        db.execute("UPDATE towpath.secrets SET previous_until = now() - interval '1 s' WHERE name = %s", [name])
+        assert [status_of(api, url, value) for value in values] == [403, 403, 202]
+
+    def test_a_repeated_change_keeps_the_value_before_and_no_longer(
+        self, api: Api, name: str, hook: Callable[[str], str]
+    ) -> None:
+        put(api, name)
+        first = put(api, name, "another secret", keep_previous_seconds=3600)
+        assert put(api, name, "another secret", keep_previous_seconds=3600)["previous_until"] == first["previous_until"]
+        assert put(api, name, "another secret", keep_previous_seconds=7200)["previous_until"] == first["previous_until"]
+        assert put(api, name, "another secret", keep_previous_seconds=60)["previous_until"] < first["previous_until"]
+        url = hook(name)
+        assert [status_of(api, url, value) for value in (VALUE, "another secret")] == [202, 202]
+        assert put(api, name, "another secret")["previous_until"] is None
+        assert [status_of(api, url, value) for value in (VALUE, "another secret")] == [403, 202]
+
+    def test_a_repeat_makes_nothing_previous_where_nothing_was(self, api: Api, name: str) -> None:
+        put(api, name, keep_previous_seconds=3600)
+        assert put(api, name, keep_previous_seconds=3600)["previous_until"] is None
+
+    def test_one_of_another_encryption_key_says_so_and_can_be_replaced(
+        self, api: Api, db: "psycopg.Connection[Any]", name: str, hook: Callable[[str], str],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:  # fmt: skip
+        put(api, name)
+        url = hook(name)
+        sealed = Vault((Fernet.generate_key().decode(),)).seal(VALUE)
+        db.execute("UPDATE towpath.secrets SET value = %s WHERE name = %s", [sealed, name])
+        with caplog.at_level(logging.DEBUG):
+            kept = {"value": "another secret", "keep_previous_seconds": 60}
+            refused = problem(api.client.put(f"/v1/secrets/{name}", json=kept), 503, "secret-unreadable")
+            assert status_of(api, url, VALUE) == 503
+        for text in (VALUE, sealed.decode()):
+            assert text not in str(refused) + caplog.text
+        put(api, name, "another secret")
+        assert status_of(api, url, "another secret") == 202
+
+    @pytest.mark.parametrize("bad", [".a", "a%20b", "a%0A", "%00", "x" * 101, "%C3%A9"])
+    def test_a_bad_name_is_refused(self, api: Api, bad: str) -> None:
+        assert api.client.put(f"/v1/secrets/{bad}", json={"value": VALUE}).status_code == 422
 
     @pytest.mark.parametrize(
         ("body", "pointer"),
