@@ -74,7 +74,8 @@ class Batcher(Generic[Item, Answer]):
         A caller that goes away leaves its item in place: what was asked for is done, as a repeat will tell.
         Raises Refusal: overloaded, the database is away, or what the flush said of the item.
         """
-        return await self._enter([item])[0]
+        (future,) = self._enter((item,))
+        return await future
 
     async def submit_all(self, items: Sequence[Item]) -> list[Answer | Exception]:
         """An answer for each item, or the exception that `submit` would have raised for it.

@@ -48,8 +48,7 @@ class Reply(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """One request on a hot route."""
 
     scope: Scope

@@ -25,6 +25,8 @@ _MAX_BODY_DEPTH = MAX_DEPTH + 8
 T = TypeVar("T")
 
 _SUSPECT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])|[0-9][eE]|[0-9]{300}")
+_LONG_NUMBER = 300
+_ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
 # Possessive, and a text that does not end is taken to its end: looking for the end again from each of its quotes
 # would take hours.
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
@@ -74,6 +76,10 @@ def _check_shape(raw: bytes, max_depth: int, pointer: str) -> None:
 
 
 def _check_suspects(raw: bytes, pointer: str) -> None:
+    # Mostly nothing of the kind is there, which is told a few times faster than by an expression.
+    alike = raw.translate(_ALIKE)
+    if b"0e" not in alike and b"\\u" not in raw and (len(raw) < _LONG_NUMBER or b"0" * _LONG_NUMBER not in alike):
+        return
     if not _SUSPECT.search(raw):
         return
     try:

@@ -4,9 +4,8 @@ The insert itself is `towpath.insert_jobs`, which producers that share the datab
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 import msgspec
 import uuid_utils
@@ -26,15 +25,18 @@ _ENSURE_QUEUES = """INSERT INTO towpath.queues (name)
 SELECT name FROM unnest(%(names)s::text[]) AS given(name)
 WHERE NOT EXISTS (SELECT FROM towpath.queues AS q WHERE q.name = given.name)
 ORDER BY name ON CONFLICT DO NOTHING"""
-_INSERT = """SELECT r, n, state, run_at, max_attempts, created_at, inserted
+# As one JSON text: the driver would take longer to read a row's two times than the rest of the flush.
+_INSERT = """SELECT json_agg(
+    json_build_array(r, n, state, run_at, max_attempts, created_at, inserted) ORDER BY r, n)::text
 FROM towpath.insert_jobs(%(items)s::jsonb, %(keys)s::jsonb)"""
+_INSERTED = msgspec.json.Decoder(list[tuple[int, int, str, datetime, int, datetime, bool]])
 _REPLAY = "SELECT r, answer::text, differences FROM towpath.replay_answers(%(items)s::jsonb, %(keys)s::jsonb)"
 
 
 class Row(msgspec.Struct, omit_defaults=True):
     """A checked job on its way to `towpath.insert_jobs`: `n` is its place in its request, `r` the request's number."""
 
-    id: UUID
+    id: str
     queue: str
     kind: str
     args: Raw
@@ -52,8 +54,8 @@ class Row(msgspec.Struct, omit_defaults=True):
     n: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+# Structs rather than dataclasses: making one costs a tenth, and each request makes a few.
+class Request(msgspec.Struct, frozen=True):
     """The jobs of one HTTP request: they go in together."""
 
     rows: list[Row]
@@ -64,11 +66,10 @@ class Request:
     @property
     def weight(self) -> int:
         """About how many bytes it adds to a flush."""
-        return sum(300 + len(bytes(row.args)) for row in self.rows)
+        return sum([300 + memoryview(row.args).nbytes for row in self.rows])
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
+class Enqueued(msgspec.Struct, frozen=True):
     """Receipts in the order of the rows; `existing` when an earlier request with the same key made them."""
 
     receipts: list[Receipt]
@@ -94,7 +95,7 @@ def checked(body: bytes | Raw, max_bytes: int) -> Row:
         if not bytes(metadata).startswith(b"{"):
             raise invalid(FieldError("/metadata", "must be an object"))
     return Row(
-        id=UUID(bytes=uuid_utils.uuid7().bytes),
+        id=str(uuid_utils.uuid7()),
         queue=job.queue,
         kind=job.kind,
         args=args,
@@ -132,22 +133,24 @@ class Enqueuer:
         parameters = {"items": msgspec.json.encode(rows).decode(), "keys": msgspec.json.encode(keys).decode()}
         async with self._database.hot.connection() as connection:
             await self._ensure_queues(connection, rows)
-            inserted = await (await connection.execute(_INSERT, parameters)).fetchall()
+            told = await (await connection.execute(_INSERT, parameters)).fetchone()
+            assert told
+            inserted = _INSERTED.decode(told[0])
             answers: list[Enqueued | Exception | None] = [None] * len(requests)
             receipts: list[list[Receipt]] = [[] for _ in requests]
             repeated = False
-            for r, n, state, run_at, max_attempts, created_at, is_new in sorted(inserted, key=lambda row: row[:2]):
+            for r, n, state, run_at, max_attempts, created_at, is_new in inserted:
                 if not is_new:
                     repeated = True
                     continue
-                row = sent[r, n]
+                job = sent[r, n]
                 receipts[r].append(
                     Receipt(
-                        id=row.id,
-                        queue=row.queue,
-                        kind=row.kind,
+                        id=job.id,
+                        queue=job.queue,
+                        kind=job.kind,
                         state=state,
-                        priority=row.priority,
+                        priority=job.priority,
                         run_at=run_at,
                         max_attempts=max_attempts,
                         created_at=created_at,

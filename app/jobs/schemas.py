@@ -55,7 +55,7 @@ class NewJobs(Body, kw_only=True):
 class Receipt(Answer, kw_only=True):
     """The durable answer to an enqueue."""
 
-    id: UUID
+    id: Annotated[str, Meta(extra_json_schema={"format": "uuid"})]
     queue: str
     kind: str
     state: str

@@ -220,7 +220,7 @@ async def change_a_pending_job(database: Database, _: Running) -> None:
     request = Request([checked(b'{"kind": "work", "queue": "q1", "delay_seconds": 3600}', 1024)])
     (enqueued,) = await Enqueuer(database).insert([request])
     assert not isinstance(enqueued, Exception)
-    await change(database, enqueued.receipts[0].id, JobChanges(priority=1))
+    await change(database, UUID(enqueued.receipts[0].id), JobChanges(priority=1))
 
 
 @operation
