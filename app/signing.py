@@ -7,30 +7,25 @@ A token carries a one-byte key id next to its MAC.
 import base64
 import hashlib
 import hmac
-from dataclasses import dataclass
 
 _MAC_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
 class SigningKey:
     """One secret; its fingerprint may be stored and shown, the secret may not."""
 
-    secret: bytes
+    __slots__ = ("_secret", "fingerprint", "id")
 
-    @property
-    def fingerprint(self) -> str:
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self.fingerprint = hashlib.sha256(b"towpath signing key" + secret).hexdigest()[:16]
         """Tells keys apart without telling the key."""
-        return hashlib.sha256(b"towpath signing key" + self.secret).hexdigest()[:16]
-
-    @property
-    def id(self) -> int:
+        self.id = int(self.fingerprint[:2], 16)
         """One byte of the fingerprint: a hint which of the live keys signed."""
-        return int(self.fingerprint[:2], 16)
 
     def mac(self, purpose: bytes, message: bytes) -> bytes:
         """A 128-bit MAC, bound to its purpose, so that a token of one kind is never one of another."""
-        return hmac.digest(self.secret, purpose + b"\0" + message, "sha256")[:_MAC_BYTES]
+        return hmac.digest(self._secret, purpose + b"\0" + message, "sha256")[:_MAC_BYTES]
 
 
 class Signer:

@@ -24,7 +24,7 @@ _MAX_BODY_DEPTH = MAX_DEPTH + 8
 
 T = TypeVar("T")
 
-_SUSPECT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])|[0-9][eE]|[0-9]{300}")
+_SUSPECT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])|(?:^|[\s:,\[])-?[0-9.]+[eE]|[0-9]{300}")
 _LONG_NUMBER = 300
 _ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
 # Possessive, and a text that does not end is taken to its end: looking for the end again from each of its quotes
@@ -80,6 +80,7 @@ def _check_suspects(raw: bytes, pointer: str) -> None:
     alike = raw.translate(_ALIKE)
     if b"0e" not in alike and b"\\u" not in raw and (len(raw) < _LONG_NUMBER or b"0" * _LONG_NUMBER not in alike):
         return
+    # An exponent stands where a number does: ids and tokens are full of what looks like one.
     if not _SUSPECT.search(raw):
         return
     try:

@@ -7,7 +7,6 @@ A statement takes `items`, a JSON array that names the jobs, and returns a row f
 that did not move is no error here: `diagnose` tells why.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, LiteralString
 
@@ -22,6 +21,7 @@ from app.lifecycle import (
     CANCEL,
     CANCEL_OWN,
     COMPLETE,
+    DUE_LATER,
     ERRORS_KEPT,
     EXPIRE,
     FINAL,
@@ -65,18 +65,14 @@ class Item(msgspec.Struct, omit_defaults=True):
     wait_name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """A job after its step."""
+class Moved(msgspec.Struct, frozen=True):
+    """A job after its step; `run_at` only where it has to wait for it."""
 
     n: int
     id: Any
-    queue: str
     state: str
     attempt: int
     run_at: Any
-    lease_number: int
-    lease_expires_at: Any
 
 
 @cache
@@ -106,6 +102,7 @@ def statement(step: Step, picked: str | None = None) -> LiteralString:
         if step is not COMPLETE and step.name != "promote"
         else ""
     )
+    due = "moved.run_at" if step.targets & DUE_LATER else "NULL::timestamptz"
     # Nothing in the text comes from a caller: it is built of this module's and the lifecycle's constants.
     return f"""WITH picked AS MATERIALIZED (
     {items}
@@ -117,8 +114,7 @@ def statement(step: Step, picked: str | None = None) -> LiteralString:
     RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
         j.cancel_reason, {"NULL::integer AS n, NULL::text AS wait_name" if picked else "i.n, i.wait_name"}
 ){logged}
-SELECT moved.n, moved.id, moved.queue, moved.state, moved.attempt, moved.run_at, moved.lease_number,
-    moved.lease_expires_at{hint} FROM moved"""
+SELECT moved.n, moved.id, moved.state, moved.attempt, {due}{hint} FROM moved"""
 
 
 _TIMEOUT = "coalesce(j.timeout_seconds, (SELECT q.timeout_seconds FROM towpath.queues AS q WHERE q.name = j.queue))"
@@ -235,7 +231,7 @@ async def apply(connection: AsyncConnection[Any], step: Step, items: list[Item])
     # In id order: two sets that share jobs then lock them in the same order.
     items = sorted(items, key=lambda item: item.id)
     cursor = await connection.execute(statement(step), {"items": msgspec.json.encode(items).decode()})
-    return [Moved(*row[:8]) for row in await cursor.fetchall()]
+    return [Moved(*row[:5]) for row in await cursor.fetchall()]
 
 
 # Not EXISTS: PostgreSQL may answer that by a hash of the whole table, sequential scans off or not.

@@ -238,7 +238,7 @@ class Dispatcher:
             raise
         (group.paused.add if paused else group.paused.discard)(queue)
         for waiter, share in zip(line, wanted, strict=True):
-            self._deal(group, waiter, [job for job in jobs if share.first <= job.place <= share.last])
+            self._deal(group, waiter, jobs[share.first - 1 : share.last])
         if len(jobs) == total:
             return True
         for waiter in waiting_for_a_look:
@@ -272,4 +272,4 @@ class Dispatcher:
             jobs = await held(connection, group.queues, claim_ids)
         doubtful, group.doubtful = group.doubtful, {}
         for waiter in doubtful:
-            self._deal(group, waiter, [job for job in jobs if job.claim_id == waiter.claim_id])
+            self._deal(group, waiter, [job for job in jobs if job.claim_id == str(waiter.claim_id)])

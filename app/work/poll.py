@@ -15,7 +15,7 @@ from app.jobs.lease import lease_token
 from app.signing import Signer
 from app.work.claim import ClaimedJob, held
 from app.work.dispatcher import Dispatcher, Waiter
-from app.work.schemas import ClaimAnswer, Claimed, ClaimRequest
+from app.work.schemas import ClaimAnswer, ClaimRequest
 
 _ASK_AGAIN_SECONDS = {"empty": 0.0, "paused": 5.0, "draining": 1.0}
 # How long a poll whose time is up gives the database to answer the look that its arrival caused.
@@ -103,37 +103,13 @@ def _none(claim_id: UUID, reason: str) -> ClaimAnswer:
 def _answer(signer: Signer, claim_id: UUID, jobs: Sequence[ClaimedJob]) -> ClaimAnswer:
     return ClaimAnswer(
         claim_id=claim_id,
-        jobs=[_claimed(signer, job) for job in jobs],
+        jobs=[_with_lease(signer, job) for job in jobs],
         reason=None,
         retry_after_seconds=0,
         heartbeat_seconds=min(job.lease_seconds for job in jobs) / HEARTBEATS_PER_LEASE,
     )
 
 
-def _claimed(signer: Signer, job: ClaimedJob) -> Claimed:
-    return Claimed(
-        id=job.id,
-        queue=job.queue,
-        kind=job.kind,
-        args=Raw(job.args.encode()),
-        lease=lease_token(signer, job.id, job.lease_number),
-        lease_expires_at=job.lease_expires_at,
-        deadline_at=job.deadline_at,
-        attempt=job.attempt,
-        max_attempts=job.max_attempts,
-        last_attempt=job.attempt >= job.max_attempts,
-        snoozes=job.snoozes,
-        priority=job.priority,
-        run_at=job.run_at,
-        created_at=job.created_at,
-        tags=job.tags,
-        metadata=_stored(job.metadata),
-        progress=_stored(job.progress),
-        checkpoint=_stored(job.checkpoint),
-        callback_results=_stored(job.callback_results, "{}"),
-        last_error=_stored(job.last_error),
-    )
-
-
-def _stored(text: str | None, absent: str = "null") -> Raw:
-    return Raw((absent if text is None else text).encode())
+def _with_lease(signer: Signer, job: ClaimedJob) -> Any:
+    """The job's JSON, a `Claimed` for the encoder, which passes it through."""
+    return Raw(f'{{"lease":"{lease_token(signer, job.id, job.lease_number)}",{job.job[1:]}'.encode())

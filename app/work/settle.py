@@ -117,13 +117,12 @@ async def _apply(connection: AsyncConnection[Any], by_step: dict[Step, list[Item
 
 
 def _settled(moved: Moved) -> Settled:
-    later = moved.state in lifecycle.DUE_LATER
     return Settled(
         id=moved.id,
         state=moved.state,
         attempt=moved.attempt,
         already_applied=False,
-        run_at=moved.run_at if later else None,
+        run_at=moved.run_at if moved.state in lifecycle.DUE_LATER else None,
     )
 
 

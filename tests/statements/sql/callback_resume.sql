@@ -17,5 +17,4 @@ WITH picked AS MATERIALIZED (
     INSERT INTO towpath.job_events (job_id, step, state, attempt, lease_number, worker, details)
     SELECT id, 'callback_resume', state, attempt + 1, lease_number, NULL, jsonb_strip_nulls(jsonb_build_object('wait', wait_name)) FROM moved
 )
-SELECT moved.n, moved.id, moved.queue, moved.state, moved.attempt, moved.run_at, moved.lease_number,
-    moved.lease_expires_at, pg_notify('towpath', 'available ' || moved.queue) FROM moved
+SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz, pg_notify('towpath', 'available ' || moved.queue) FROM moved

@@ -22,5 +22,4 @@ WITH picked AS MATERIALIZED (
     INSERT INTO towpath.job_events (job_id, step, state, attempt, lease_number, worker, details)
     SELECT id, 'callback_time_out', state, attempt, lease_number, worker, jsonb_strip_nulls(jsonb_build_object('wait', wait_name)) FROM moved
 )
-SELECT moved.n, moved.id, moved.queue, moved.state, moved.attempt, moved.run_at, moved.lease_number,
-    moved.lease_expires_at, CASE WHEN moved.state <> 'failed' THEN pg_notify('towpath', 'due')::text END FROM moved
+SELECT moved.n, moved.id, moved.state, moved.attempt, moved.run_at, CASE WHEN moved.state <> 'failed' THEN pg_notify('towpath', 'due')::text END FROM moved

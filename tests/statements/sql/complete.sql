@@ -13,5 +13,4 @@ WITH picked AS MATERIALIZED (
     RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
         j.cancel_reason, i.n, i.wait_name
 )
-SELECT moved.n, moved.id, moved.queue, moved.state, moved.attempt, moved.run_at, moved.lease_number,
-    moved.lease_expires_at FROM moved
+SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz FROM moved

@@ -18,5 +18,4 @@ WITH picked AS MATERIALIZED (
     INSERT INTO towpath.job_events (job_id, step, state, attempt, lease_number, worker, details)
     SELECT id, 'fail', state, attempt, lease_number, worker, NULL::jsonb FROM moved
 )
-SELECT moved.n, moved.id, moved.queue, moved.state, moved.attempt, moved.run_at, moved.lease_number,
-    moved.lease_expires_at FROM moved
+SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz FROM moved

@@ -20,5 +20,4 @@ WITH picked AS MATERIALIZED (
     INSERT INTO towpath.job_events (job_id, step, state, attempt, lease_number, worker, details)
     SELECT id, 'retry', state, attempt, lease_number, worker, CASE WHEN state <> 'failed' THEN jsonb_build_object('run_at', run_at) END FROM moved
 )
-SELECT moved.n, moved.id, moved.queue, moved.state, moved.attempt, moved.run_at, moved.lease_number,
-    moved.lease_expires_at, CASE WHEN moved.state <> 'failed' THEN pg_notify('towpath', 'due')::text END FROM moved
+SELECT moved.n, moved.id, moved.state, moved.attempt, moved.run_at, CASE WHEN moved.state <> 'failed' THEN pg_notify('towpath', 'due')::text END FROM moved
