@@ -21,7 +21,11 @@ JOBS = 400
 
 def main(url: str) -> None:
     """Print the median and the 99th percentile."""
-    queue = f"callbacks-{uuid4().hex[:8]}"
+    report("callback: POST to the claim with its payload", measured(url, f"callbacks-{uuid4().hex[:8]}"))
+
+
+def measured(url: str, queue: str) -> list[float]:
+    """Seconds, for each of the jobs."""
     claimed_at: Queue[tuple[str, float]] = Queue()
     with httpx.Client(base_url=url, timeout=60) as client:
         waits = parked(client, queue)
@@ -35,7 +39,7 @@ def main(url: str) -> None:
             assert job == str(payload), "the claim carries another callback's payload"
             seconds.append(at - started)
         worker.join(30)
-    report("callback: POST to the claim with its payload", seconds)
+    return seconds
 
 
 def parked(client: httpx.Client, queue: str) -> list[str]:
