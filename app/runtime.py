@@ -129,9 +129,9 @@ async def opened(
         sweeping = Maintenance(settings) if maintenance else None
 
         def heard(payload: str) -> None:
-            what, _, queue = payload.partition(" ")
+            what, *about = payload.split(" ")
             if what == "available":
-                dispatcher.hint(queue)
+                dispatcher.hint(about[0], int(about[1]) if len(about) > 1 else None)
             elif what == "due" and sweeping:
                 sweeping.wake()
 

@@ -9,15 +9,17 @@ The CEL runtime is young and native, and its limit on iterations bounds neither 
 doubles a text each time). So `evaluator.py` runs this module in a process that can be killed.
 """
 
-import json
 import math
 import re
 from functools import cache, lru_cache
+from json import loads
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from app.errors import Refusal
+from app.http import json
 from app.http.wire import Body
 
 LONGEST = 4000
@@ -26,6 +28,7 @@ LONGEST = 4000
 Expression = Annotated[str, Meta(min_length=1, max_length=LONGEST)]
 CONDITIONS = ("filter", "fail_if", "complete_if", "resume_if")
 _VERBS = {"fail_if": "fail", "complete_if": "complete", "resume_if": "resume"}
+_ANY = msgspec.json.Decoder(msgspec.Raw)
 _POSITION = re.compile(r"<input>:(\d+):(\d+): (.*)")
 # The runtime's own texts may quote what arrived, which must not come back to its sender.
 _REASONS = {
@@ -126,9 +129,9 @@ def value_of(name: str, text: str, arrived: Arrived, *, condition: bool = False)
 
 def _variables(arrived: Arrived) -> dict[str, Any]:
     return {
-        "payload": json.loads(bytes(arrived.payload)),
+        "payload": loads(bytes(arrived.payload)),
         "headers": arrived.headers,
-        "job": json.loads(bytes(arrived.job)),
+        "job": loads(bytes(arrived.job)),
     }
 
 
@@ -153,7 +156,13 @@ def _transformed(policy: Policy, arrived: Arrived) -> msgspec.Raw | UnsetType:
     value = value_of("transform", policy.transform, arrived)
     if not _is_json(value):
         raise PolicyError("transform", "gives something that is no JSON; convert it with string()")
-    return msgspec.Raw(msgspec.json.encode(value))
+    made = msgspec.Raw(msgspec.json.encode(value))
+    try:
+        json.decode(made, _ANY)
+        json.check(made, "")
+    except Refusal:
+        raise PolicyError("transform", "gives what can't be stored: a NUL character, or nested too deep") from None
+    return made
 
 
 def _is_json(value: Any) -> bool:

@@ -66,6 +66,8 @@ class OpenWait(Body, kw_only=True):
         """Raises Refusal for what the types can't say."""
         if self.max_timeout_seconds is not None and self.max_timeout_seconds < self.timeout_seconds:
             raise invalid(FieldError("/max_timeout_seconds", "must not be less than timeout_seconds"))
+        if self.policy == Policy():
+            raise invalid(FieldError("/policy", "has no expression"))
         if self.signature:
             self.signature.check("/signature")
 

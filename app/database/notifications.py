@@ -1,7 +1,8 @@
 """One LISTEN connection a process, fanned out to whoever is interested. A hint, never the truth.
 
-Channel `towpath`: `available <queue>` when jobs of the queue may have become claimable, or when it was paused
-or opened; `due` when something was scheduled. After a reconnect `lost` is called, since signals may have been
+Channel `towpath`: `available <queue> <order>` when jobs of the queue may have become claimable, the first of them
+at this place (`claim_order` in microseconds since 1970; without it, anywhere), or when it was paused or opened;
+`due` when something was scheduled. After a reconnect `lost` is called, since signals may have been
 missed meanwhile.
 """
 

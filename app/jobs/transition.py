@@ -88,7 +88,7 @@ def statement(step: Step, picked: str | None = None) -> LiteralString:
     assignments = ",\n        ".join(f"{column} = {value}" for column, value in _assignments(step).items())
     hint = ""
     if step.targets & {State.AVAILABLE}:
-        hint = ", pg_notify('towpath', 'available ' || moved.queue)"
+        hint = ", hinted.told"
     elif step.targets & {State.RETRYABLE, State.SCHEDULED}:
         hint = ", CASE WHEN moved.state <> 'failed' THEN pg_notify('towpath', 'due')::text END"
     # Whoever answers a callback, or cancels, is not the worker that claimed the job last.
@@ -112,10 +112,20 @@ def statement(step: Step, picked: str | None = None) -> LiteralString:
     FROM picked AS i
     WHERE {guard}
     RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
-        j.cancel_reason, {"NULL::integer AS n, NULL::text AS wait_name" if picked else "i.n, i.wait_name"}
-){logged}
-SELECT moved.n, moved.id, moved.state, moved.attempt, {due}{hint} FROM moved"""
+        j.cancel_reason, j.claim_order,
+        {"NULL::integer AS n, NULL::text AS wait_name" if picked else "i.n, i.wait_name"}
+){logged}{_HINTED if step.targets & {State.AVAILABLE} else ""}
+SELECT moved.n, moved.id, moved.state, moved.attempt, {due}{hint}
+FROM moved{" LEFT JOIN hinted USING (queue)" if step.targets & {State.AVAILABLE} else ""}"""
 
+
+# Once a queue, with the place of the first: claims need not look in front of it. Materialized, or it would be told
+# anew for each row that it is joined to.
+_HINTED = """, hinted AS MATERIALIZED (
+    SELECT queue, pg_notify('towpath', 'available ' || queue || ' '
+        || (extract(epoch FROM min(claim_order)) * 1000000)::bigint)::text AS told
+    FROM moved GROUP BY queue
+)"""
 
 _TIMEOUT = "coalesce(j.timeout_seconds, (SELECT q.timeout_seconds FROM towpath.queues AS q WHERE q.name = j.queue))"
 

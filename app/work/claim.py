@@ -10,7 +10,8 @@ from psycopg import AsyncConnection
 # The whole job as its owner gets it, but for the lease: put together by the database, passed through as it is.
 # Reading twenty columns and writing them down again took the service longer than anything else in a claim.
 _TIME = """to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
-_COLUMNS = f"""j.id, j.lease_number, j.lease_seconds, j.claim_id::text, json_build_object(
+_COLUMNS = f"""j.id, j.lease_number, j.lease_seconds, j.claim_id::text,
+    (extract(epoch FROM j.claim_order) * 1000000)::bigint AS claim_order, json_build_object(
     'id', j.id, 'queue', j.queue, 'kind', j.kind, 'args', j.args,
     'lease_expires_at', {_TIME.format("j.lease_expires_at")}, 'deadline_at', {_TIME.format("j.deadline_at")},
     'attempt', j.attempt, 'max_attempts', j.max_attempts, 'last_attempt', j.attempt >= j.max_attempts,
@@ -27,7 +28,7 @@ _CLAIM = f"""WITH queue_open AS MATERIALIZED (
     WHERE q.name = %(queue)s AND NOT q.paused FOR SHARE
 ), picked AS MATERIALIZED (
     SELECT id, claim_order FROM towpath.jobs
-    WHERE queue = %(queue)s AND state = 'available' {{kinds}} AND EXISTS (SELECT FROM queue_open)
+    WHERE queue = %(queue)s AND state = 'available' {{kinds}} {{after}} AND EXISTS (SELECT FROM queue_open)
     ORDER BY claim_order, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), dealt AS MATERIALIZED (
     SELECT id, row_number() OVER (ORDER BY claim_order, id) AS place FROM picked
@@ -53,6 +54,8 @@ _CLAIM = f"""WITH queue_open AS MATERIALIZED (
 SELECT (SELECT q.paused FROM towpath.queues AS q WHERE q.name = %(queue)s) AS paused, claimed.*
 FROM (SELECT 1) AS always LEFT JOIN claimed ON true ORDER BY claimed.place"""
 
+_AFTER = "AND claim_order >= timestamptz 'epoch' + %(after)s * interval '1 microsecond'"
+
 _HELD = f"""SELECT {_COLUMNS}, 0 AS place FROM towpath.jobs AS j
 WHERE j.queue = ANY(%(queues)s) AND j.claim_id = ANY(%(claim_ids)s::uuid[]) AND j.state = 'running'
 ORDER BY j.claim_order, j.id"""
@@ -70,6 +73,8 @@ class ClaimedJob(msgspec.Struct, frozen=True):
     lease_number: int
     lease_seconds: float
     claim_id: str
+    order: int
+    """Its `claim_order`, in microseconds since 1970."""
     job: str
     place: int
 
@@ -90,17 +95,25 @@ class Wanted(msgspec.Struct):
 
 
 async def claim(
-    connection: AsyncConnection[Any], queue: str, kinds: Sequence[str], wanted: list[Wanted]
+    connection: AsyncConnection[Any],
+    queue: str,
+    kinds: Sequence[str],
+    wanted: list[Wanted],
+    after: int | None = None,
 ) -> tuple[list[ClaimedJob], bool | None]:
     """The jobs in queue order, at most `wanted[-1].last`; and whether the queue is paused (None: no such queue).
+
+    With `after`, a place in microseconds since 1970, nothing in front of it is looked at.
 
     The connection is in autocommit: when this returns, the leases are durable.
     """
     sql = _CLAIM.replace("{kinds}", "AND kind = ANY(%(kinds)s)" if kinds else "")
+    sql = sql.replace("{after}", "" if after is None else _AFTER)
     parameters = {
         "queue": queue,
         "kinds": list(kinds),
         "limit": wanted[-1].last,
+        "after": after,
         "waiters": msgspec.json.encode(wanted).decode(),
     }
     for _ in range(2):

@@ -31,6 +31,13 @@ MOST_PER_CLAIM = 1000
 # One new job must not cost the description of ten thousand idle polls; a queue with more is claimed from again.
 _MOST_WAITERS = 64
 _RETRY_SECONDS = 0.5
+# How often a queue is looked at from its start, in seconds, whatever its cursor says.
+_FULL_LOOK_AT_LEAST = 1.0
+_FULL_LOOK_AT_MOST = 30.0
+# So much a look from the start may take, in seconds, to be worth it whenever the cursor finds too little.
+_CHEAP_LOOK = 0.02
+_MOST_CURSORS = 1000
+_ANYWHERE = -(2**63)
 
 Filter = tuple[tuple[str, ...], tuple[str, ...]]
 
@@ -51,6 +58,49 @@ class Waiter:
     def gone(self) -> bool:
         """Answered, timed out, or its client went away."""
         return self.jobs.done()
+
+
+@dataclass(eq=False, slots=True)
+class Cursor:
+    """Up to where a queue (or some kinds of it) has been emptied: what is dead in front of that is not read again.
+
+    While a long transaction holds an old snapshot, vacuum can't remove dead entries, and there may be millions.
+    Places are `claim_order` in microseconds since 1970.
+    """
+
+    order: int | None = None
+    """In front of this place nothing is left; None: not known."""
+    hinted: int | None = None
+    """The first place of the jobs that came while a claim was on its way, which may not have seen them."""
+    next_full_look: float = 0.0
+    full_look_seconds: float = 0.0
+
+    def lower(self, order: int | None) -> None:
+        """Jobs came, the first of them at this place; anywhere, if it is not told."""
+        order = _ANYWHERE if order is None else order
+        self.hinted = order if self.hinted is None else min(self.hinted, order)
+        if self.order is not None and order < self.order:
+            self.order = None if order == _ANYWHERE else order
+
+    def start(self, now: float) -> int | None:
+        """Where a claim is to begin; None: at the queue's start, which is due after a while whatever is known."""
+        self.hinted = None
+        return self.order if now < self.next_full_look else None
+
+    def found(self, jobs: list[ClaimedJob], began: float, now: float, *, full: bool) -> bool:
+        """Note what a claim found; whether a queue that had less than was wanted is certainly empty.
+
+        A look from the start is due the later the more it costs; and at once when a look from the cursor finds too
+        little, unless that costs much.
+        """
+        if full:
+            self.full_look_seconds = now - began
+            self.next_full_look = now + min(_FULL_LOOK_AT_MOST, max(_FULL_LOOK_AT_LEAST, 50 * (now - began)))
+        if jobs:
+            self.order = max(job.order for job in jobs)
+            if self.hinted is not None and self.hinted < self.order:
+                self.order = None if self.hinted == _ANYWHERE else self.hinted
+        return full or self.full_look_seconds > _CHEAP_LOOK
 
 
 @dataclass(eq=False, slots=True)
@@ -86,6 +136,8 @@ class Dispatcher:
         self._max_waiting = max_waiting
         self._groups: dict[Filter, Group] = {}
         self._by_queue: dict[str, set[Filter]] = defaultdict(set)
+        # By queue and kinds. They outlive their groups, which come and go with each poll.
+        self._cursors: dict[str, dict[tuple[str, ...], Cursor]] = defaultdict(dict)
         self._waiting = 0
         self._releases: set[asyncio.Task[None]] = set()
         self.draining = False
@@ -131,13 +183,19 @@ class Dispatcher:
             self._forget(group)
         return looked
 
-    def hint(self, queue: str) -> None:
-        """Jobs of this queue may have become claimable."""
+    def hint(self, queue: str, order: int | None = None) -> None:
+        """Jobs of this queue may have become claimable, the first of them at this place."""
+        for cursor in self._cursors[queue].values():
+            cursor.lower(order)
         for key in self._by_queue.get(queue, ()):
             self._look(self._groups[key], (queue,))
 
     def hint_all(self) -> None:
-        """Anything may have become claimable: after a reconnect, and at every safety poll."""
+        """Anything may have become claimable, and nobody told us: after a reconnect."""
+        self._cursors.clear()
+        self._look_at_all()
+
+    def _look_at_all(self) -> None:
         for group in list(self._groups.values()):
             self._look(group, group.queues)
 
@@ -153,7 +211,7 @@ class Dispatcher:
         """The safety poll: for ever. It bounds what a lost notification can cost."""
         while True:
             await asyncio.sleep(self._safety_poll_seconds * random.uniform(0.8, 1.2))  # noqa: S311
-            self.hint_all()
+            self._look_at_all()
 
     async def drained(self) -> None:
         """Returns when no claim or release is on its way."""
@@ -228,10 +286,14 @@ class Dispatcher:
             total += waiter.limit
         if not line:
             return False
+        cursor = self._cursor(queue, group.kinds)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        after = cursor.start(began)
         waiting_for_a_look = [waiter for waiter, left in group.unlooked.items() if queue in left]
         try:
             async with self._database.hot.connection() as connection:
-                jobs, paused = await claim(connection, queue, group.kinds, wanted)
+                jobs, paused = await claim(connection, queue, group.kinds, wanted, after)
         except psycopg.Error as error:
             if is_away(error):
                 group.doubtful.update(dict.fromkeys(line))
@@ -239,11 +301,24 @@ class Dispatcher:
         (group.paused.add if paused else group.paused.discard)(queue)
         for waiter, share in zip(line, wanted, strict=True):
             self._deal(group, waiter, jobs[share.first - 1 : share.last])
+        certain = cursor.found(jobs, began, clock(), full=after is None)
         if len(jobs) == total:
+            return True
+        if not certain:
+            cursor.order = None
             return True
         for waiter in waiting_for_a_look:
             self._looked(group, waiter, queue)
         return False
+
+    def _cursor(self, queue: str, kinds: tuple[str, ...]) -> Cursor:
+        of_queue = self._cursors[queue]
+        if kinds not in of_queue:
+            if len(of_queue) >= _MOST_CURSORS or len(self._cursors) > _MOST_CURSORS:
+                self._cursors.clear()  # they are found again by looking
+                of_queue = self._cursors[queue]
+            of_queue[kinds] = Cursor()
+        return of_queue[kinds]
 
     def _looked(self, group: Group, waiter: Waiter, queue: str) -> None:
         left = group.unlooked.get(waiter)

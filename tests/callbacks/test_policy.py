@@ -84,6 +84,8 @@ class TestErrorsAreClosed:
             ({"transform": "timestamp('2026-01-01T00:00:00Z')"}, "transform"),
             ({"transform": "{1: 'a'}"}, "transform"),
             ({"transform": "b'bytes'"}, "transform"),
+            ({"transform": "'a\\u0000b'"}, "transform"),
+            ({"transform": "{'\\u0000': payload.n}"}, "transform"),
         ],
     )
     def test_what_cannot_be_evaluated_decides_nothing(self, policy: dict[str, str], expression: str) -> None:
@@ -91,6 +93,14 @@ class TestErrorsAreClosed:
             decide({"text": "a private text", "n": 1}, **policy)
         assert error.value.expression == expression
         assert "private" not in str(error.value)
+
+    def test_what_a_transform_makes_is_as_deep_as_a_payload_may_be(self) -> None:
+        deep: Any = 1
+        for _ in range(63):
+            deep = [deep]
+        assert json.loads(bytes(decide(deep, transform="[payload]").payload)) == [deep]
+        with pytest.raises(PolicyError, match="transform gives what can't be stored"):
+            decide(deep, transform="[[payload]]")
 
     def test_a_number_beyond_64_bits_is_refused(self) -> None:
         with pytest.raises(PolicyError):

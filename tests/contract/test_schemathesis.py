@@ -60,6 +60,7 @@ MORE_THAN_A_SCHEMA_SAYS = re.compile(
     "|is (required )?for the scheme hmac"
     "|is for messages with a time"
     "|there is no "
+    "|has no expression"
 )
 
 

@@ -116,6 +116,12 @@ async def claim_any(database: Database, _: Running) -> None:
 
 
 @operation
+async def claim_after(database: Database, _: Running) -> None:
+    async with database.hot.connection() as connection:
+        assert (await claim(connection, QUEUE, [], wanted(), after=0))[0]
+
+
+@operation
 async def claim_of_kinds(database: Database, _: Running) -> None:
     async with database.hot.connection() as connection:
         assert (await claim(connection, QUEUE, ["work", "other"], wanted()))[0]

@@ -12,9 +12,15 @@ WITH picked AS MATERIALIZED (
     FROM picked AS i
     WHERE j.id = i.id AND (j.state || '') IN ('waiting_external')
     RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
-        j.cancel_reason, i.n, i.wait_name
+        j.cancel_reason, j.claim_order,
+        i.n, i.wait_name
 ), logged AS (
     INSERT INTO towpath.job_events (job_id, step, state, attempt, lease_number, worker, details)
     SELECT id, 'callback_resume', state, attempt + 1, lease_number, NULL, jsonb_strip_nulls(jsonb_build_object('wait', wait_name)) FROM moved
+), hinted AS MATERIALIZED (
+    SELECT queue, pg_notify('towpath', 'available ' || queue || ' '
+        || (extract(epoch FROM min(claim_order)) * 1000000)::bigint)::text AS told
+    FROM moved GROUP BY queue
 )
-SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz, pg_notify('towpath', 'available ' || moved.queue) FROM moved
+SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz, hinted.told
+FROM moved LEFT JOIN hinted USING (queue)

@@ -10,9 +10,11 @@ WITH picked AS MATERIALIZED (
     FROM picked AS i
     WHERE j.id = i.id AND (j.state || '') IN ('waiting_external')
     RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
-        j.cancel_reason, i.n, i.wait_name
+        j.cancel_reason, j.claim_order,
+        i.n, i.wait_name
 ), logged AS (
     INSERT INTO towpath.job_events (job_id, step, state, attempt, lease_number, worker, details)
     SELECT id, 'callback_resume_attached', state, attempt, lease_number, NULL, jsonb_strip_nulls(jsonb_build_object('wait', wait_name)) FROM moved
 )
-SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz FROM moved
+SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz
+FROM moved

@@ -13,9 +13,11 @@ WITH picked AS MATERIALIZED (
     FROM picked AS i
     WHERE j.id = i.id AND (j.state || '') IN ('available', 'retryable', 'running', 'scheduled', 'waiting_external')
     RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
-        j.cancel_reason, i.n, i.wait_name
+        j.cancel_reason, j.claim_order,
+        i.n, i.wait_name
 ), logged AS (
     INSERT INTO towpath.job_events (job_id, step, state, attempt, lease_number, worker, details)
     SELECT id, 'cancel', state, attempt, lease_number, NULL, jsonb_strip_nulls(jsonb_build_object('reason', cancel_reason)) FROM moved
 )
-SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz FROM moved
+SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz
+FROM moved

@@ -11,9 +11,11 @@ WITH picked AS MATERIALIZED (
     FROM picked AS i
     WHERE j.id = i.id AND (j.state || '') IN ('running') AND j.lease_number = i.lease_number
     RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
-        j.cancel_reason, i.n, i.wait_name
+        j.cancel_reason, j.claim_order,
+        i.n, i.wait_name
 ), logged AS (
     INSERT INTO towpath.job_events (job_id, step, state, attempt, lease_number, worker, details)
     SELECT id, 'park', state, attempt, lease_number, worker, jsonb_strip_nulls(jsonb_build_object('wait', wait_name)) FROM moved
 )
-SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz FROM moved
+SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz
+FROM moved

@@ -6,6 +6,12 @@ WITH picked AS MATERIALIZED (
     FROM picked AS i
     WHERE j.id = i.id AND (j.state || '') IN ('retryable', 'scheduled')
     RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
-        j.cancel_reason, i.n, i.wait_name
+        j.cancel_reason, j.claim_order,
+        i.n, i.wait_name
+), hinted AS MATERIALIZED (
+    SELECT queue, pg_notify('towpath', 'available ' || queue || ' '
+        || (extract(epoch FROM min(claim_order)) * 1000000)::bigint)::text AS told
+    FROM moved GROUP BY queue
 )
-SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz, pg_notify('towpath', 'available ' || moved.queue) FROM moved
+SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz, hinted.told
+FROM moved LEFT JOIN hinted USING (queue)
