@@ -53,6 +53,23 @@ chaos: .venv/dev ## Kill processes and the database for minutes, then check ever
 demo: .venv/run ## Real work, shared by workers in Python, Node and shell
 	@$(BIN)/python examples/demo.py $(ARGS)
 
+.PHONY: bench
+bench: .venv/dev ## Measure the service on this machine; needs wrk
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: .venv/dev ## The same beside AWA, Procrastinate, pg-boss and graphile-worker; needs wrk, Node and npm
+	@$(BIN)/python -m benchmarks --peers $(ARGS)
+
+.PHONY: lock
+lock: ## Lock the requirements of pyproject.toml by hash, at their newest versions
+	@$(PYTHON) -m venv --clear .venv-lock && .venv-lock/bin/pip install --quiet uv
+	@.venv-lock/bin/uv pip compile --quiet --upgrade --universal --generate-hashes --no-emit-index-url --no-header \
+	  pyproject.toml --extra embedded -o requirements.lock
+	@.venv-lock/bin/uv pip compile --quiet --upgrade --universal --generate-hashes --no-emit-index-url --no-header \
+	  pyproject.toml --extra embedded --group dev -c requirements.lock -o requirements-dev.lock
+	@rm -rf .venv-lock
+
 .PHONY: lint
 lint: .venv/dev ## Style, format, and who may import whom
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Measure: `python -m benchmarks [names] [--peers] [--rounds 3] [--seconds 3] [--quick] [--json FILE]`."""
+"""Measure: `python -m benchmarks [names] [--peers] [--rounds 3] [--quick] [--json FILE]`."""
 
 import argparse
 import json
@@ -15,6 +15,8 @@ parser.add_argument("--peers", action="store_true", help="other systems in the s
 parser.add_argument("--rounds", type=int, default=3)
 parser.add_argument("--seconds", type=float, default=3, help="of each measurement by wrk")
 parser.add_argument("--jobs", type=int, default=20_000, help="of each drain, in thousands")
+parser.add_argument("--minutes", type=float, default=5, help="that a snapshot is held")
+parser.add_argument("--deepest", type=int, default=5_000_000, help="most waiting jobs")
 parser.add_argument("--quick", action="store_true", help="small sizes: to see that it works")
 parser.add_argument("--json", type=Path, help="where to keep the run")
 options = parser.parse_args()
@@ -29,7 +31,15 @@ with postgres() as server:
     here = conditions(server)
     print(json.dumps(here, indent=2))
     run = Run(
-        server, results, options.rounds, options.seconds, options.jobs, with_peers=options.peers, quick=options.quick
+        server=server,
+        results=results,
+        rounds=options.rounds,
+        seconds=options.seconds,
+        jobs=options.jobs,
+        with_peers=options.peers,
+        quick=options.quick,
+        minutes=options.minutes,
+        deepest=options.deepest,
     )
     for name in options.names or WORKLOADS:
         print(f"… {name}", flush=True)

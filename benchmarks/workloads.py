@@ -39,6 +39,10 @@ class Run:
     jobs: int
     with_peers: bool
     quick: bool
+    minutes: float
+    """How long a snapshot is held."""
+    deepest: int
+    """Most waiting jobs."""
 
     @contextmanager
     def service(self, *options: str, **settings: Any) -> Iterator[tuple[Server, Database]]:
@@ -112,7 +116,8 @@ def drain(run: Run) -> None:
 
 def _drain(run: Run, connections: int, limit: int) -> None:
     name = f"towpath {connections} × {limit}"
-    jobs = run.jobs if limit > 1 else run.jobs // 4
+    # In thousands, as they are filled in.
+    jobs = run.jobs if limit > 1 else max(1000, run.jobs // 4000 * 1000)
     with run.service() as (service, database):
         commits = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
         wal = run.wal_bytes()
@@ -128,7 +133,9 @@ def _drain(run: Run, connections: int, limit: int) -> None:
             str(connections),
             str(limit),
         ]
-        told = json.loads(subprocess.run(worker, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+        told = json.loads(
+            subprocess.run(worker, cwd=ROOT, check=True, capture_output=True, text=True, timeout=300).stdout
+        )
         run.results.add(f"drain/s: {name}", told["per_second"])
         if limit == 10:
             run.results.add("WAL B/job: towpath", (run.wal_bytes() - wal) / jobs)
@@ -213,7 +220,8 @@ async def _picked_up(url: str, polls: int, seconds: float, rate: int = 100) -> t
 def idle_polls(run: Run) -> None:
     """T6: ten thousand idle polls in one process: memory, queries, pickup."""
     polls = 2_000 if run.quick else 10_000
-    with run.service(max_waiting_polls=polls + 1000) as (service, database):
+    # The sweeps, which ask a few times a second, are not of the polls.
+    with run.service("--no-maintenance", max_waiting_polls=polls + 1000) as (service, database):
         uvloop.run(_idle(run, service, database, polls))
 
 
@@ -241,12 +249,13 @@ async def _idle(run: Run, service: Server, database: Database, polls: int) -> No
 def snapshot(run: Run) -> None:
     """T7: full rate through HTTP while a transaction holds an old snapshot, so that vacuum can remove nothing."""
     windows = 4 if run.quick else 10
+    seconds = 5 if run.quick else run.minutes * 60 / windows
     for held in (False, True):
         with run.service() as (service, database), psycopg.connect(database.url) as old:
             if held:
                 old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 old.execute("SELECT count(*) FROM towpath.jobs")
-            rates = _full_rate(service, windows, 5 if run.quick else 30)
+            rates = _full_rate(service, windows, seconds)
             if held:
                 run.results.rounds["snapshot: windows/s"] = rates
             run.results.add("snapshot: last window/s" if held else "snapshot: without/s", rates[-1])
@@ -297,7 +306,8 @@ def _full_rate(service: Server, windows: int, seconds: float) -> list[float]:
 
 def depth(run: Run) -> None:
     """T8: claim's p50 with more and more waiting and scheduled jobs."""
-    depths = (10_000, 100_000, 200_000) if run.quick else (10_000, 100_000, 1_000_000, 5_000_000)
+    largest = 200_000 if run.quick else run.deepest
+    depths = [*(depth for depth in (10_000, 100_000, 1_000_000) if depth < largest), largest]
     with run.service() as (service, database):
         filled = 0
         for wanted in depths:
@@ -319,6 +329,8 @@ def _fill(database: Database, jobs: int) -> None:
         [jobs * 2],
     )
     database.rows("VACUUM ANALYZE towpath.jobs")
+    # What was filled in is not to be written to disk while it is measured.
+    database.rows("CHECKPOINT")
 
 
 async def _claims(url: str, claims: int) -> float:

@@ -13,7 +13,7 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import namedtuple_row
 
 from app.callbacks.payloads import Payload
-from app.callbacks.resolve import Arrival, Resolution, Resolver, lock_jobs_of
+from app.callbacks.resolve import Arrival, Resolution, Resolver, lock_jobs_of, received
 from app.database.engine import Database
 from app.errors import Kind, Refusal
 
@@ -76,17 +76,10 @@ async def deliver(database: Database, resolver: Resolver, delivery: Delivery) ->
     """Resolve every open wait of the delivery's key by that wait's rules, or keep it for one that comes later."""
     parameters = {"id": delivery.id, "hook": delivery.hook, "delivery_id": delivery.delivery_id, "key": delivery.key}
     payload = delivery.payload
-    received = {
-        "encoding": payload.encoding,
-        "content_type": payload.content_type,
-        "headers": msgspec.json.encode(payload.kept_headers).decode(),
-        "event": msgspec.json.encode(payload.event).decode() if payload.event else None,
-        "payload": None if payload.value is None else bytes(payload.value).decode(),
-        "body": payload.body or None,
-    }
+    kept_as = received(payload) | {"payload": None if payload.value is None else bytes(payload.value).decode()}
     async with database.transaction() as connection:
         await exclusive(connection, delivery.hook, delivery.key)
-        kept = await (await connection.execute(_KEEP, parameters | received)).fetchone()
+        kept = await (await connection.execute(_KEEP, parameters | kept_as)).fetchone()
         if kept is None:
             before = await (await connection.execute(_BEFORE, parameters)).fetchone()
             if before is None:  # removed, with its hook, in between

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -29,8 +29,7 @@ WHERE id = ANY(%(wait_ids)s::uuid[]) AND job_id = %(job_id)s AND early AND resol
 ORDER BY resolved_at LIMIT 1"""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(NamedTuple):
     """What came on a wait; values are stored JSON, as text."""
 
     wait_id: UUID

@@ -200,10 +200,10 @@ async def _read(connection: AsyncConnection[Any], arrival: Arrival) -> Any:
 
 
 async def _resolved(
-    connection: AsyncConnection[Any], wait: Any, verb: str, payload: msgspec.Raw | None, received: Payload
+    connection: AsyncConnection[Any], wait: Any, verb: str, payload: msgspec.Raw | None, came: Payload
 ) -> Resolution:
     early = not wait.parked
-    parameters = {"wait_id": wait.id, "verb": verb, "early": early, **_received(received)}
+    parameters = {"wait_id": wait.id, "verb": verb, "early": early, **received(came)}
     parameters["payload"] = None if payload is None else bytes(payload).decode()
     await connection.execute(_RESOLVE, parameters)
     state = wait.job_state
@@ -224,7 +224,8 @@ async def _decided(connection: AsyncConnection[Any], wait: Any, verb: str, paylo
     return moved.state
 
 
-def _received(payload: Payload) -> dict[str, Any]:
+def received(payload: Payload) -> dict[str, Any]:
+    """The columns in which what came is kept as it came."""
     return {
         "encoding": payload.encoding,
         "content_type": payload.content_type,
@@ -236,7 +237,7 @@ def _received(payload: Payload) -> dict[str, Any]:
 
 async def _keep_refused(connection: AsyncConnection[Any], arrival: Arrival, reason: str) -> None:
     parameters = {"wait_id": arrival.wait_id, "verb": arrival.verb, "reason": reason, "others": REFUSED_KEPT - 1}
-    await connection.execute(_REFUSED, parameters | _received(arrival.payload))
+    await connection.execute(_REFUSED, parameters | received(arrival.payload))
 
 
 def _too_late(wait: Any, verb: str, *, by_policy: bool = False) -> Resolution | Exception:

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import uuid_utils
 from fastapi import APIRouter, Depends, Query, Request, Response
-from msgspec import Raw, structs
+from msgspec import structs
 
 from app.callbacks.open import OpenedWait as Opened
 from app.callbacks.open import open_wait
@@ -97,21 +97,16 @@ async def open_callback(
         deadline_at=wait.deadline_at,
         hard_deadline_at=wait.hard_deadline_at,
         urls=_urls(request, Capability(wait.id, wait.url_version)),
-        callback=_came(wait) if wait.resolved_as else None,
+        callback=_came(wait),
     )
     return json_response(answer, 200 if wait.existing else 201)
 
 
-def _came(wait: Opened) -> CallbackResult:
-    assert wait.resolved_as
-    return CallbackResult(
-        wait_id=wait.id,
-        name=wait.name,
-        verb=wait.resolved_as,
-        payload=Raw((wait.payload or "null").encode()),
-        encoding=wait.encoding,
-        content_type=wait.content_type,
-        event=Raw((wait.event or "null").encode()),
+def _came(wait: Opened) -> CallbackResult | None:
+    if wait.resolved_as is None:
+        return None
+    return CallbackResult.of(
+        wait.id, wait.name, wait.resolved_as, wait.payload, wait.encoding, wait.content_type, wait.event
     )
 
 

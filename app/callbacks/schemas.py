@@ -1,6 +1,6 @@
 """Waits and callbacks on the wire."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from uuid import UUID
 
 from msgspec import Meta, Raw, Struct
@@ -101,6 +101,28 @@ class CallbackResult(Answer, kw_only=True):
     encoding: Annotated[str | None, Meta(description="What `payload` was made of: json, form, text, base64, or none.")]
     content_type: str | None
     event: Annotated[Raw, Meta(description="The attributes of a CloudEvent, or null.")]
+
+    @classmethod
+    def of(
+        cls,
+        wait_id: UUID,
+        name: str,
+        verb: str,
+        payload: str | None,
+        encoding: str | None,
+        content_type: str | None,
+        event: str | None,
+    ) -> Self:
+        """From stored values, which are JSON as text."""
+        return cls(
+            wait_id=wait_id,
+            name=name,
+            verb=verb,
+            payload=Raw((payload or "null").encode()),
+            encoding=encoding,
+            content_type=content_type,
+            event=Raw((event or "null").encode()),
+        )
 
 
 class OpenedWait(Answer, kw_only=True):

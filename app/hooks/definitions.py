@@ -12,7 +12,7 @@ from app.database import tables as t
 from app.database.engine import Database
 from app.errors import FieldError, invalid
 from app.hooks.schemas import Hook, HookSettings
-from app.http.pagination import Cursor
+from app.http.pagination import page_by_name
 
 _TABLE = t.Hook.__table__
 _COLUMNS = tuple(_TABLE.c[name] for name in Hook.__struct_fields__)
@@ -34,13 +34,8 @@ async def get_hook(database: Database, name: str) -> Hook:
 
 async def list_hooks(database: Database, cursor: str | None, limit: int) -> tuple[list[Hook], str | None]:
     """A page of hooks by name, and the cursor of the next."""
-    query = select(*_COLUMNS).order_by(_TABLE.c.name).limit(limit + 1)
-    if cursor is not None:
-        query = query.where(_TABLE.c.name > Cursor.read(cursor, str))
-    async with database.core() as connection:
-        rows = (await connection.execute(query)).all()
-    hooks = [_hook(row) for row in rows[:limit]]
-    return hooks, Cursor.write(hooks[-1].name) if len(rows) > limit else None
+    rows, next_cursor = await page_by_name(database, _COLUMNS, _TABLE.c.name, cursor, limit)
+    return [_hook(row) for row in rows], next_cursor
 
 
 async def put_hook(database: Database, name: str, settings: HookSettings) -> tuple[Hook, bool]:

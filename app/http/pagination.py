@@ -1,10 +1,13 @@
 """Keyset cursors: where a list goes on, opaque to callers. A page costs the same however deep it is."""
 
 import base64
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Query
+from sqlalchemy import ColumnElement, Row, select
 
+from app.database.engine import Database
 from app.errors import FieldError, invalid
 
 PageLimit = Annotated[int, Query(ge=1, le=200, description="Items per page.")]
@@ -33,3 +36,15 @@ class Cursor:
         except (ValueError, OverflowError):
             pass
         raise invalid(FieldError("cursor", "is not a cursor of this list"))
+
+
+async def page_by_name(
+    database: Database, columns: Sequence[ColumnElement[Any]], name: ColumnElement[str], cursor: str | None, limit: int
+) -> tuple[Sequence[Row[Any]], str | None]:
+    """A page of a table's rows in the order of their names, and the cursor of the next."""
+    query = select(*columns).order_by(name).limit(limit + 1)
+    if cursor is not None:
+        query = query.where(name > Cursor.read(cursor, str))
+    async with database.core() as connection:
+        rows = (await connection.execute(query)).all()
+    return rows[:limit], Cursor.write(rows[limit - 1].name) if len(rows) > limit else None

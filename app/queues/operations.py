@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from app.database import tables as t
 from app.database.engine import Database
 from app.errors import Kind, Refusal
-from app.http.pagination import Cursor
+from app.http.pagination import page_by_name
 from app.http.wire import BackoffPolicy
 from app.queues.schemas import Queue, QueueSettings
 
@@ -39,13 +39,8 @@ async def get_queue(database: Database, name: str) -> Queue:
 
 async def list_queues(database: Database, cursor: str | None, limit: int) -> tuple[list[Queue], str | None]:
     """A page of queues by name, and the cursor of the next."""
-    query = select(*_COLUMNS).order_by(_TABLE.c.name).limit(limit + 1)
-    if cursor is not None:
-        query = query.where(_TABLE.c.name > Cursor.read(cursor, str))
-    async with database.core() as connection:
-        rows = (await connection.execute(query)).all()
-    queues = [_queue(row) for row in rows[:limit]]
-    return queues, Cursor.write(queues[-1].name) if len(rows) > limit else None
+    rows, next_cursor = await page_by_name(database, _COLUMNS, _TABLE.c.name, cursor, limit)
+    return [_queue(row) for row in rows], next_cursor
 
 
 async def put_queue(database: Database, name: str, settings: QueueSettings) -> Queue:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection as CoreConnection
 from app.database import tables as t
 from app.database.engine import Database
 from app.errors import Kind, Refusal
-from app.http.pagination import Cursor
+from app.http.pagination import page_by_name
 from app.secrets.encryption import Vault
 from app.secrets.schemas import NewSecret, Secret
 
@@ -85,13 +85,8 @@ async def get_secret(database: Database, name: str) -> Secret:
 
 async def list_secrets(database: Database, cursor: str | None, limit: int) -> tuple[list[Secret], str | None]:
     """A page of secrets by name, and the cursor of the next."""
-    query = select(*_COLUMNS).order_by(_TABLE.c.name).limit(limit + 1)
-    if cursor is not None:
-        query = query.where(_TABLE.c.name > Cursor.read(cursor, str))
-    async with database.core() as connection:
-        rows = (await connection.execute(query)).all()
-    secrets = [_secret(row) for row in rows[:limit]]
-    return secrets, Cursor.write(secrets[-1].name) if len(rows) > limit else None
+    rows, next_cursor = await page_by_name(database, _COLUMNS, _TABLE.c.name, cursor, limit)
+    return [_secret(row) for row in rows], next_cursor
 
 
 async def delete_secret(database: Database, name: str) -> None:

@@ -44,7 +44,10 @@ async def get_secret(request: Request, name: Name) -> Response:
     return json_response(await operations.get_secret(_of(request).database, name))
 
 
-@router.put("/{name}", **documented({200: Secret, 201: Secret}, body=NewSecret, summary="Set a secret's value."))
+@router.put(
+    "/{name}",
+    **documented({200: Secret, 201: Secret}, "secret-unreadable", body=NewSecret, summary="Set a secret's value."),
+)
 async def put_secret(
     request: Request, name: Name, new: Annotated[NewSecret, Depends(json_body(NewSecret))]
 ) -> Response:

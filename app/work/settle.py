@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw
 from psycopg import AsyncConnection
 
 from app import lifecycle
-from app.callbacks.park import Arrived, Parked, found_there, park
+from app.callbacks.park import Parked, found_there, park
 from app.callbacks.schemas import CallbackResult
 from app.database.engine import Database
 from app.jobs.lease import lease_number
@@ -133,19 +133,7 @@ def _parked(parked: Parked) -> Settled:
         attempt=parked.attempt,
         already_applied=False,
         parked=parked.parked,
-        callbacks=[_came(arrived) for arrived in parked.arrived],
-    )
-
-
-def _came(arrived: Arrived) -> CallbackResult:
-    return CallbackResult(
-        wait_id=arrived.wait_id,
-        name=arrived.name,
-        verb=arrived.verb,
-        payload=Raw((arrived.payload or "null").encode()),
-        encoding=arrived.encoding,
-        content_type=arrived.content_type,
-        event=Raw((arrived.event or "null").encode()),
+        callbacks=[CallbackResult.of(*arrived) for arrived in parked.arrived],
     )
 
 
@@ -170,7 +158,7 @@ async def _explained(
             answer = answers[question.n] = _unmoved(question, found[question.n])
             if isinstance(answer, Settled) and question.step == lifecycle.PARK.name:
                 early = await found_there(connection, question.id, question.wait_ids or [])
-                answer.parked, answer.callbacks = early is None, [_came(early)] if early else []
+                answer.parked, answer.callbacks = early is None, [CallbackResult.of(*early)] if early else []
     return [answers[n] for n in range(len(outcomes))]
 
 

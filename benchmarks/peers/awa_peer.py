@@ -22,7 +22,9 @@ class Bench:
 
 async def main(what: str, *numbers: int) -> None:
     """Set up, enqueue one by one, in bulk, at a pace, or work."""
-    client = awa.AsyncClient(URL.replace("postgresql://", "postgres://"), min(60, max(20, *numbers[1:2]) if what == "single" else 20))
+    client = awa.AsyncClient(
+        URL.replace("postgresql://", "postgres://"), min(60, max(20, *numbers[1:2]) if what == "single" else 20)
+    )
     if what == "setup":
         await client.migrate()
 

@@ -24,15 +24,18 @@ class Flaw(Enum):
     CALLBACK_DOES_NOT_LOCK = auto()
     CALLBACK_GUARDS_BY_ATTEMPT = auto()
     SWEEP_DOES_NOT_LOCK = auto()
+    SWEEP_READS_BEFORE_IT_LOCKS = auto()
     RESOLVES_WHAT_IS_NOT_OPEN = auto()
     PARK_OVERLOOKS_EARLY_CALLBACKS = auto()
     PARK_DOES_NOT_CHECK_THE_LEASE = auto()
     RESUME_FORGETS_THE_PAYLOAD = auto()
+    RESUME_USES_AN_ATTEMPT = auto()
     RESCUE_TAKES_PARKED_JOBS = auto()
     CANCEL_LEAVES_THE_WAITS_OF_USE = auto()
     ONE_FAIL_ENDS_A_PARK_ON_ANY = auto()
     ONE_DEADLINE_ENDS_A_PARK_ON_ANY = auto()
     ANSWERS_BEFORE_THE_COMMIT = auto()
+    REPEATS_ARE_TOLD_THAT_THEY_ARE_LATE = auto()
     RESUME_DOES_NOT_COUNT = auto()
     RESUME_TO_A_DEAD_HANDLER = auto()
 
@@ -47,6 +50,7 @@ class Setting:
     attached: bool = False
     max_attempts: int = 2
     cancels: bool = False
+    heartbeats: bool = False
     crashes: int = 1
 
 
@@ -73,6 +77,7 @@ class Wait(NamedTuple):
     verb: str = ""
     by: int | None = None
     due: bool = False
+    moved: bool = False
     early: bool = False
     times: int = 0
 
@@ -137,12 +142,14 @@ class Parking:
         for n, wait in enumerate(world.waits):
             if wait.state == "open" and not wait.due:
                 yield f"deadline of wait {n} passes", world.with_wait(n, due=True)
+            of_use = n in job.waiting_on or (job.state is R and job.lease == wait.lease)
+            late = wait.state == "open" and wait.due and of_use
+            if self.setting.heartbeats and late and not wait.moved and not world.lock:
+                yield f"a heartbeat moves the deadline of wait {n}", world.with_wait(n, due=False, moved=True)
         if world.lock:
             return
-        lost = job.state is R and not job.alive
-        if self.flaw is Flaw.RESCUE_TAKES_PARKED_JOBS and job.state is W and not job.alive:
-            raise Violation("a parked job was taken from its wait")
-        if lost:
+        rescued = (R, W) if self.flaw is Flaw.RESCUE_TAKES_PARKED_JOBS else (R,)
+        if job.state in rescued and not job.alive:
             yield "rescue", self._moved(world, STEPS["lose_lease"])
         if job.state is State.RETRYABLE:
             yield "promote", self._moved(world, STEPS["promote"])
@@ -165,11 +172,15 @@ class Parking:
             yield f"{name} reads", world.with_actor(name, at="read", read=self._read(world, name, kind))
         elif actor.at == "read":
             if self.flaw is Flaw.ANSWERS_BEFORE_THE_COMMIT and kind == "caller" and not actor.told:
-                yield f"{name} is answered", world.with_actor(name, told=self._says(actor))
+                yield f"{name} is answered", world.with_actor(name, told=self._says(name, actor))
             if world.lock in ("", name):
-                yield f"{name} writes and commits", self._unlocked(self._written(world, name, kind, actor), name)
+                after = self._unlocked(self._written(world, name, kind, actor), name)
+                yield f"{name} writes and commits", after
+                if kind == "worker" and world.crashes:
+                    again = after.with_actor(name, at="idle", read=(), told="")
+                    yield f"{name} commits and does not get the answer", again._replace(crashes=world.crashes - 1)
         elif actor.at == "committed":
-            yield f"{name} is answered", world.with_actor(name, at="done", told=self._says(actor), read=())
+            yield f"{name} is answered", world.with_actor(name, at="done", told=self._says(name, actor), read=())
             if kind == "caller" and world.crashes:
                 lost = world.with_actor(name, at="idle", read=())._replace(crashes=world.crashes - 1)
                 yield f"{name} does not get the answer", lost
@@ -186,11 +197,11 @@ class Parking:
         return True
 
     def _locks(self, kind: str) -> bool:
-        return self.flaw is not {
-            "worker": Flaw.PARK_DOES_NOT_LOCK,
-            "caller": Flaw.CALLBACK_DOES_NOT_LOCK,
-            "sweep": Flaw.SWEEP_DOES_NOT_LOCK,
-        }.get(kind)
+        return self.flaw not in {
+            "worker": (Flaw.PARK_DOES_NOT_LOCK,),
+            "caller": (Flaw.CALLBACK_DOES_NOT_LOCK,),
+            "sweep": (Flaw.SWEEP_DOES_NOT_LOCK, Flaw.SWEEP_READS_BEFORE_IT_LOCKS),
+        }.get(kind, ())
 
     @staticmethod
     def _unlocked(world: World, name: str) -> World:
@@ -331,10 +342,12 @@ class Parking:
         world = world.with_actor("sweep", at="idle", read=())
         for n in actor.read:
             wait = world.waits[int(str(n))]
-            if self._locks("sweep") and wait.state != "open":
+            if self.flaw is not Flaw.SWEEP_DOES_NOT_LOCK and wait.state != "open":
                 continue
             if wait.state == "resolved":
                 raise Violation("a resolved wait expired")
+            if not wait.due:
+                raise Violation("a wait expired before its deadline")
             world = world.with_wait(int(str(n)), state="expired")
         job = world.job
         if job.state is not W:
@@ -358,6 +371,8 @@ class Parking:
             Attempt.KEEP: job.attempt, Attempt.TAKE: job.attempt + 1, Attempt.GIVE_BACK: job.attempt - 1,
             Attempt.RESET: 0,
         }[step.attempt]  # fmt: skip
+        if self.flaw is Flaw.RESUME_USES_AN_ATTEMPT and step.name == "callback_resume":
+            attempt = job.attempt
         changes: dict[str, object] = {"state": target, "attempt": attempt, "ended_by": ended_by}
         if step.exhausted is not None:
             changes["failures"] = job.failures + 1
@@ -373,9 +388,11 @@ class Parking:
             scratched = True
         return world._replace(job=job._replace(**changes), scratched=scratched)
 
-    @staticmethod
-    def _says(actor: Actor) -> str:
-        return "won" if actor.read and actor.read[0] == "resolve" else "late"
+    def _says(self, name: str, actor: Actor) -> str:
+        if actor.read[0] == "resolve":
+            return "won"
+        repeated = actor.read[3] == list(self.callers).index(name)
+        return "already" if repeated and self.flaw is not Flaw.REPEATS_ARE_TOLD_THAT_THEY_ARE_LATE else "late"
 
     # --- What must hold in every state
 
@@ -396,16 +413,18 @@ class Parking:
         return self._unkept(world)
 
     def _unkept(self, world: World) -> str | None:
-        """A caller that was told it won, or committed, and whose callback is not what happened."""
+        """A caller that was told what is not so, or whose callback was accepted and is not what happened."""
         for caller, (name, (n, verb)) in enumerate(self.callers.items()):
             actor, wait, job = world.actor(name), world.waits[n], world.job
-            if actor.told == "won" and not actor.committed:
+            if actor.told in ("won", "already") and not actor.committed:
                 return "a caller was told that it won before that was so"
+            if actor.told == "late" and actor.committed:
+                return "a caller whose callback counted was told that it came too late"
             if not actor.committed:
                 continue
             if (wait.state, wait.by) != ("resolved", caller):
                 return "what a caller won is not what is recorded"
-            if verb == "resume" and (n, caller) not in job.results and not world.scratched:
+            if (n, caller) not in job.results and not world.scratched:
                 return "the payload of a callback that won is lost"
             if verb == "complete" and not wait.early and (job.state, job.ended_by) != (State.COMPLETED, caller):
                 return "a callback completed a job that is not completed by it"
