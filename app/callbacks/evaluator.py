@@ -26,6 +26,8 @@ MEMORY_BYTES = 1 << 30
 _ROOT = Path(__file__).parents[2]
 _LENGTH = struct.Struct(">I")
 _LARGEST_ANSWER = 32 << 20
+_REFUSED_SECONDS = 60.0
+_MOST_REFUSED = 1000
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -55,6 +57,7 @@ class Reply(msgspec.Struct, omit_defaults=True):
 
 
 _REPLY = msgspec.json.Decoder(Reply)
+_TOO_MUCH = Reply(reason="takes too long or too much")
 
 
 class Evaluator:
@@ -64,6 +67,7 @@ class Evaluator:
         self._seconds = seconds
         self._turn = asyncio.Lock()
         self._process: Process | None = None
+        self._refused_until: dict[bytes, float] = {}
 
     async def check(self, texts: list[Text]) -> None:
         """Raises Refusal: an expression does not compile, with where it is and what is wrong there."""
@@ -87,13 +91,21 @@ class Evaluator:
 
     async def _ask(self, question: Question) -> Reply:
         message = msgspec.json.encode(question)
+        texts = msgspec.json.encode([question.check, question.policy, question.values])
         async with self._turn:
+            now = asyncio.get_running_loop().time()
+            if self._refused_until.get(texts, 0) > now:
+                return _TOO_MUCH
             try:
                 return await self._answered(message)
             except (OSError, EOFError, TimeoutError) as error:
                 await self.stop()
                 log.warning("evaluator killed", error=type(error).__name__)
-                return Reply(reason="takes too long or too much")
+                # Not tried again at once: others wait for their turn, some in the same flush.
+                if len(self._refused_until) >= _MOST_REFUSED:
+                    self._refused_until.clear()
+                self._refused_until[texts] = now + self._seconds + _REFUSED_SECONDS
+                return _TOO_MUCH
             except asyncio.CancelledError:
                 # Its answer would be taken for that of the next question.
                 await self.stop()

@@ -130,6 +130,22 @@ class TestBounds:
 
         assert with_evaluator(both, seconds=1) == Decision()
 
+    def test_what_was_killed_is_refused_at_once_for_a_while_so_that_others_get_their_turn(self) -> None:
+        endless = Policy(filter="payload.l.map(x, payload.s + payload.s + payload.s).size() == 1")
+        heavy = arrived({"l": list(range(9000)), "s": "x" * 500_000})
+
+        async def killed_once(evaluator: Evaluator) -> float:
+            with pytest.raises(PolicyError):
+                await evaluator.decide(endless, heavy)
+            began = asyncio.get_running_loop().time()
+            for _ in range(10):
+                with pytest.raises(PolicyError):
+                    await evaluator.decide(endless, arrived({"l": [], "s": ""}))
+            return asyncio.get_running_loop().time() - began
+
+        # Ten would take ten times this if each were tried.
+        assert with_evaluator(killed_once, seconds=0.3) < 0.3
+
     def test_a_caller_that_goes_away_leaves_its_answer_to_nobody(self) -> None:
         async def cancelled(evaluator: Evaluator) -> Any:
             long = asyncio.create_task(evaluator.decide(Policy(filter=self.DOUBLING), arrived(1)))
