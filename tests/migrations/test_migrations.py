@@ -312,3 +312,49 @@ class TestServiceNeedsItsRevision:
         assert served.stderr.startswith("towpath: The database is at revision none")
         assert "run `towpath migrate`" in served.stderr
         assert "Traceback" not in served.stderr
+
+
+class TestCallbacksInFull:
+    """From one wait per park to several: what is parked stays parked, and nothing is lost on the way back."""
+
+    @pytest.fixture
+    def parked(self, new_database: Callable[[], str]) -> str:
+        """A database of the revision before, with a job that is parked on its wait."""
+        url = new_database()
+        upgrade(url, "0001")
+        with psycopg.connect(url) as connection:
+            connection.execute("SET session_replication_role = replica")
+            connection.execute(
+                """INSERT INTO towpath.jobs (id, queue, kind, state, attempt, max_attempts, lease_number, run_at,
+                    claim_order, waiting_on, args)
+                VALUES ('00000000-0000-7000-8000-000000000001', 'q', 'k', 'waiting_external', 1, 20, 1, now(), now(),
+                    '00000000-0000-7000-8000-000000000002', '{}')"""
+            )
+            connection.execute(
+                """INSERT INTO towpath.waits (id, job_id, lease_number, attempt, name, timeout_seconds, deadline_at)
+                VALUES ('00000000-0000-7000-8000-000000000002', '00000000-0000-7000-8000-000000000001', 1, 1,
+                    'payment', 3600, now() + interval '1 hour')"""
+            )
+        return url
+
+    def test_a_parked_job_waits_for_its_one_answer(self, parked: str) -> None:
+        upgrade(parked)
+        with psycopg.connect(parked) as connection:
+            row = connection.execute("SELECT waiting_on::text, answers_needed FROM towpath.jobs").fetchone()
+        assert row == ("{00000000-0000-7000-8000-000000000002}", 1)
+
+    def test_it_waits_for_it_on_the_way_back_too(self, parked: str) -> None:
+        upgrade(parked)
+        downgrade(parked, "0001")
+        with psycopg.connect(parked) as connection:
+            row = connection.execute("SELECT state, waiting_on::text FROM towpath.jobs").fetchone()
+        assert row == ("waiting_external", "00000000-0000-7000-8000-000000000002")
+
+    def test_a_park_on_several_waits_is_not_taken_back(self, parked: str) -> None:
+        upgrade(parked)
+        with psycopg.connect(parked) as connection:
+            connection.execute("SET session_replication_role = replica")
+            connection.execute("UPDATE towpath.jobs SET waiting_on = waiting_on || gen_random_uuid()")
+        with pytest.raises(psycopg.errors.RaiseException, match="wait for several answers"):
+            downgrade(parked, "0001")
+        assert current_revision(parked) == "0002"
