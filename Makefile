@@ -57,6 +57,10 @@ demo: .venv/run ## Real work, shared by workers in Python, Node and shell
 bench: .venv/dev ## Measure the service on this machine; needs wrk
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+.PHONY: bench-check
+bench-check: .venv/dev ## Each workload at a small size: that it runs, and loses nothing
+	$(BIN)/python -m pytest -n $(JOBS) -m benchmark tests/benchmarks $(ARGS)
+
 .PHONY: bench-peers
 bench-peers: .venv/dev ## The same beside AWA, Procrastinate, pg-boss and graphile-worker; needs wrk, Node and npm
 	@$(BIN)/python -m benchmarks --peers $(ARGS)

@@ -24,12 +24,12 @@ def main(url: str) -> None:
     report("callback: POST to the claim with its payload", measured(url, f"callbacks-{uuid4().hex[:8]}"))
 
 
-def measured(url: str, queue: str) -> list[float]:
+def measured(url: str, queue: str, jobs: int = JOBS) -> list[float]:
     """Seconds, for each of the jobs."""
     claimed_at: Queue[tuple[str, float]] = Queue()
     with httpx.Client(base_url=url, timeout=60) as client:
-        waits = parked(client, queue)
-        worker = threading.Thread(target=work, args=(url, queue, claimed_at), daemon=True)
+        waits = parked(client, queue, jobs)
+        worker = threading.Thread(target=work, args=(url, queue, jobs, claimed_at), daemon=True)
         worker.start()
         seconds = []
         for payload, callback in enumerate(waits):
@@ -42,11 +42,11 @@ def measured(url: str, queue: str) -> list[float]:
     return seconds
 
 
-def parked(client: httpx.Client, queue: str) -> list[str]:
+def parked(client: httpx.Client, queue: str, jobs: int) -> list[str]:
     """The resume URLs of parked jobs."""
-    enqueue(client, queue, [{} for _ in range(JOBS)])
+    enqueue(client, queue, [{} for _ in range(jobs)])
     urls = []
-    for job in claim(client, queue, limit=JOBS):
+    for job in claim(client, queue, limit=jobs):
         path = f"/v1/jobs/{job['id']}"
         wait: dict[str, Any] = client.post(f"{path}/callbacks", json={"lease": job["lease"]}).raise_for_status().json()
         client.post(f"{path}/park", json={"lease": job["lease"], "wait_id": wait["wait_id"]}).raise_for_status()
@@ -54,10 +54,10 @@ def parked(client: httpx.Client, queue: str) -> list[str]:
     return urls
 
 
-def work(url: str, queue: str, claimed_at: "Queue[tuple[str, float]]") -> None:
+def work(url: str, queue: str, jobs: int, claimed_at: "Queue[tuple[str, float]]") -> None:
     """Claim each job as soon as it can be had, and say what it brought and when."""
     with httpx.Client(base_url=url, timeout=60) as client:
-        for _ in range(JOBS):
+        for _ in range(jobs):
             (job,) = claim(client, queue)
             claimed_at.put((str(job["callback_results"]["callback"]["payload"]["n"]), time.perf_counter()))
 

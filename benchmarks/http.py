@@ -35,3 +35,9 @@ class Connection:
     def close(self) -> None:
         """Hang up."""
         self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

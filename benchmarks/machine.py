@@ -28,11 +28,12 @@ from app.database.embedded import EmbeddedPostgres
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 SETTINGS = {
     "fsync": "on",
     "synchronous_commit": "on",
     "full_page_writes": "on",
-    "shared_buffers": "2GB",
+    "shared_buffers": f"{min(2048, _MEMORY // 4 >> 20)}MB",
     "max_wal_size": "8GB",
     "wal_buffers": "16MB",
     "max_connections": "400",
@@ -62,6 +63,12 @@ class DurablePostgres(EmbeddedPostgres):
         # The socket in the data directory is named by the port; both have to be found under it.
         self._options |= self._tcp_options
         super()._launch()
+
+    @property
+    def cpu_seconds(self) -> float:
+        """What all of its processes have used so far, those included that have ended."""
+        assert self._process
+        return _cpu_seconds(self._process.pid)
 
     def url(self, database: str = "towpath") -> str:
         """A connection string over TCP, as the peers need it: everybody takes the same way."""
@@ -102,11 +109,27 @@ def fresh_database(server: DurablePostgres, name: str) -> Database:
     return Database(server.url(name))
 
 
+def _cpu_seconds(pid: int) -> float:
+    """Of a process and its children; of those that have ended, too."""
+    pids, ticks = [pid], 0
+    for each in pids:
+        try:
+            pids += map(int, Path(f"/proc/{each}/task/{each}/children").read_text().split())
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            continue  # it ended just now: its parent has its time
+        ticks += sum(int(used) for used in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 class Server:
     """A process that answers on a port, and what it costs."""
 
     def __init__(self, command: list[str], port: int, ready: str, environment: dict[str, str]) -> None:
         self.url = f"http://127.0.0.1:{port}"
+        # Left alone by what else runs here, and gone with the server.
+        self._directory = tempfile.TemporaryDirectory(prefix="towpath-benchmark-data-")
+        environment = {**environment, "TOWPATH_DATA_DIRECTORY": self._directory.name}
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -128,22 +151,9 @@ class Server:
         raise RuntimeError(f"{command} does not answer")
 
     @property
-    def pids(self) -> list[int]:
-        """The process and its children."""
-        found = [self._process.pid]
-        for pid in found:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            found += [int(child) for child in children]
-        return found
-
-    @property
     def cpu_seconds(self) -> float:
-        """What they have used so far."""
-        ticks = 0
-        for pid in self.pids:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
+        """What it and its children have used so far."""
+        return _cpu_seconds(self._process.pid)
 
     @property
     def memory_bytes(self) -> int:
@@ -162,6 +172,7 @@ class Server:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self._directory.cleanup()
 
 
 def towpath(database: Database, *options: str, **settings: Any) -> Server:
@@ -169,7 +180,6 @@ def towpath(database: Database, *options: str, **settings: Any) -> Server:
     port = free_port()
     environment = {"TOWPATH_DATABASE_URL": database.url, "TOWPATH_SIGNING_KEYS": "benchmark " * 5}
     environment |= {f"TOWPATH_{name.upper()}": str(value) for name, value in settings.items()}
-    environment["TOWPATH_DATA_DIRECTORY"] = tempfile.mkdtemp(prefix="towpath-benchmark-data-")
     command = [sys.executable, "-m", "app"]
     subprocess.run([*command, "migrate"], cwd=ROOT, env={**os.environ, **environment}, check=True, capture_output=True)
     return Server([*command, "serve", "--port", str(port), *options], port, "/livez", environment)
@@ -192,10 +202,15 @@ class Load:
     answers: int
     errors: int
     own_cpu: float
+    ids: list[str]
+    """Of the jobs that were acknowledged."""
 
 
-def wrk(url: str, script: str, *, connections: int, seconds: float, **environment: str) -> Load:
-    """Closed loop: each connection sends its next request when it has its answer."""
+def wrk(url: str, *, connections: int, seconds: float, jobs: int = 1, pause_ms: float = 0) -> Load:
+    """Closed loop: each connection sends its next request, of so many jobs, when it has its answer.
+
+    With a pause it waits in between, for a random time of this mean.
+    """
     program = shutil.which("wrk")
     if program is None:
         raise SystemExit("wrk is needed: apt-get install wrk")
@@ -206,18 +221,21 @@ def wrk(url: str, script: str, *, connections: int, seconds: float, **environmen
         f"-d{max(1, round(seconds))}s",
         "--latency",
         "-s",
-        str(HERE / "wrk" / script),
+        str(HERE / "wrk" / "post.lua"),
         url,
     ]
-    before = os.times()
-    ran = subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, text=True)
-    after = os.times()
+    with tempfile.NamedTemporaryFile("r", prefix="towpath-benchmark-ids-") as log:
+        asked = {"BENCH_LOG": log.name, "BENCH_JOBS": str(jobs), "BENCH_PAUSE_MS": str(round(pause_ms))}
+        before = os.times()
+        ran = subprocess.run(command, env={**os.environ, **asked}, check=True, capture_output=True, text=True)
+        after = os.times()
+        ids = log.read().split()
     own = after.children_user + after.children_system - before.children_user - before.children_system
     found = re.search(r"@@ (\d+) (\d+) (\d+) (\d+) (\d+)", ran.stdout)
     assert found, ran.stdout + ran.stderr
     answers, errors, duration_us, p50_us, p99_us = map(int, found.groups())
     took = duration_us / 1e6
-    return Load((answers - errors) / took, p50_us / 1000, p99_us / 1000, answers, errors, own / took)
+    return Load((answers - errors) / took, p50_us / 1000, p99_us / 1000, answers, errors, own / took, ids)
 
 
 def conditions(server: DurablePostgres) -> dict[str, Any]:

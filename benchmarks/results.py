@@ -3,8 +3,11 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from benchmarks.curves import Curve
 
 Rounds = dict[str, list[float]]
 
@@ -16,6 +19,7 @@ class Results:
     rounds: Rounds = field(default_factory=lambda: defaultdict(list))
     wrong: list[str] = field(default_factory=list)
     """Lost, doubled or refused: there must be none."""
+    curves: dict[str, Curve] = field(default_factory=dict)
 
     def add(self, name: str, value: float) -> None:
         """One round's value."""
@@ -73,6 +77,16 @@ class Target:
     over: Figure = field(default=lambda _: 1.0)
     at_most: bool = False
 
+    def reached(self, results: Results) -> float:
+        """The ratio; raises KeyError when a part of it was not measured."""
+        return self.figure(results) / self.over(results)
+
+    def verdict(self, ratio: float) -> str:
+        """Met, or by how much it is missed."""
+        if ratio <= self.goal if self.at_most else ratio >= self.goal:
+            return "met"
+        return f"short by {abs(ratio / self.goal - 1):.0%}" if self.goal else f"{ratio:.2g} too many"
+
 
 _SINGLE, _MANY, _LOTS = "drain/s: towpath 64 × 1", "drain/s: towpath 16 × 10", "drain/s: towpath 8 × 100"
 _ONE, _TWO = "single/s: towpath 1 process, 256", "single/s: towpath 2 processes, 256"
@@ -95,17 +109,57 @@ TARGETS = (
         "T6",
         "pickup p99, 10,000 / 64 polls",
         1.5,
-        _of("idle polls: pickup p99 ms"),
-        _of("pickup p99 ms: towpath"),
+        _of("idle polls: pickup p99 ms, all"),
+        _of("idle polls: pickup p99 ms, 64"),
         True,
     ),
-    Target("T7", "with a snapshot / without", 0.85, _of("snapshot: last window/s"), _of("snapshot: without/s")),
+    Target(
+        "T6",
+        "heartbeat p99, 10,000 / 64 polls",
+        1.5,
+        _of("idle polls: heartbeat p99 ms, all"),
+        _of("idle polls: heartbeat p99 ms, 64"),
+        True,
+    ),
+    Target("T6", "transactions/s while all are idle", 0, _of("idle polls: transactions/s, all"), at_most=True),
+    Target(
+        "T7",
+        "last minute with a snapshot / without",
+        0.85,
+        _of("last minute/s: snapshot held"),
+        _of("last minute/s: no snapshot"),
+    ),
     Target("T8", "claim p50, deepest / first", 1.2, _of("depth: deepest p50 ms"), _of("depth: first p50 ms"), True),
     Target("T9", "WAL a job / AWA's", 1, _of("WAL B/job: towpath"), _of("peer WAL B/job: awa"), True),
     Target("T9", "commits a job", 0.05, _of("commits/job: towpath"), at_most=True),
     Target("T10", "two processes / one, 256 connections", 1, _of(_TWO), _of(_ONE)),
+    Target(
+        "T11",
+        "enqueue p99, while old jobs go / before",
+        1.5,
+        _of("retention: enqueue p99 ms, meanwhile"),
+        _of("retention: enqueue p99 ms, before"),
+        True,
+    ),
+    Target(
+        "T11",
+        "pickup p99, while old jobs go / before",
+        1.5,
+        _of("retention: pickup p99 ms, meanwhile"),
+        _of("retention: pickup p99 ms, before"),
+        True,
+    ),
     Target("T12", "10,000 heartbeats in 10 s, cores", 0.1, _of("heartbeats: share of a core"), at_most=True),
 )
+
+
+def measured(results: Results) -> list[tuple[Target, float]]:
+    """The targets of this run, and what was reached."""
+    found = []
+    for target in TARGETS:
+        with suppress(KeyError):
+            found.append((target, target.reached(results)))
+    return found
 
 
 def report(results: Results) -> str:
@@ -115,14 +169,9 @@ def report(results: Results) -> str:
         shown = ", ".join(_short(value) for value in values)
         lines.append(f"| {name} | {_short(statistics.median(values))} | {shown} |")
     lines += ["", "| target | what | goal | here | |", "|---|---|---|---|---|"]
-    for target in TARGETS:
-        try:
-            ratio = target.figure(results) / target.over(results)
-        except KeyError:
-            continue
-        met = ratio <= target.goal if target.at_most else ratio >= target.goal
+    for target, ratio in measured(results):
         sign = "≤" if target.at_most else "≥"
-        verdict = "met" if met else f"short by {abs(ratio / target.goal - 1):.0%}"
+        verdict = target.verdict(ratio)
         lines.append(f"| {target.id} | {target.what} | {sign} {target.goal:g} | {ratio:.2f} | {verdict} |")
     wrong = "\n".join(f"WRONG: {each}" for each in results.wrong) or "nothing lost, doubled or refused"
     return "\n".join(lines) + f"\n\nT13: {wrong}\n"
@@ -134,4 +183,14 @@ def _short(value: float) -> str:
 
 def stored(results: Results, conditions: dict[str, Any]) -> dict[str, Any]:
     """What is kept of a run."""
-    return {"conditions": conditions, "rounds": dict(results.rounds), "wrong": results.wrong}
+    return {
+        "conditions": conditions,
+        "rounds": dict(results.rounds),
+        "medians": {name: results.median(name) for name in results.rounds},
+        "curves": {name: curve.series for name, curve in results.curves.items()},
+        "targets": [
+            {"id": each.id, "what": each.what, "goal": each.goal, "here": ratio, "verdict": each.verdict(ratio)}
+            for each, ratio in measured(results)
+        ],
+        "wrong": results.wrong,
+    }

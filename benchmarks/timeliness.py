@@ -45,27 +45,27 @@ def claim(client: httpx.Client, queue: str, **more: Any) -> list[dict[str, Any]]
     return list(answer.json()["jobs"])
 
 
-def promotions(client: httpx.Client) -> list[float]:
+def promotions(client: httpx.Client, wanted: int = JOBS, window_seconds: float = WINDOW_SECONDS) -> list[float]:
     """Jobs that fall due at random moments, and one poll that waits for each."""
     queue = f"promotion-{uuid4().hex[:8]}"
-    delays = (random.uniform(1, WINDOW_SECONDS) for _ in range(JOBS))
+    delays = (random.uniform(1, window_seconds) for _ in range(wanted))
     enqueue(client, queue, [{"delay_seconds": delay} for delay in delays])
     claimed: list[dict[str, Any]] = []
-    while len(claimed) < JOBS:
+    while len(claimed) < wanted:
         claimed += claim(client, queue, limit=10)
     jobs = [client.get(f"/v1/jobs/{job['id']}").json() for job in claimed]
     return [seconds_between(job["run_at"], job["claimed_at"]) for job in jobs]
 
 
-def rescues(client: httpx.Client) -> list[float]:
+def rescues(client: httpx.Client, wanted: int = JOBS, window_seconds: float = WINDOW_SECONDS) -> list[float]:
     """Jobs that are claimed at random moments and never heard of again."""
     queue = f"rescue-{uuid4().hex[:8]}"
-    enqueue(client, queue, [{"max_attempts": 1} for _ in range(JOBS)])
+    enqueue(client, queue, [{"max_attempts": 1} for _ in range(wanted)])
     held: list[dict[str, Any]] = []
     pause = threading.Event()
-    while len(held) < JOBS:
+    while len(held) < wanted:
         held += claim(client, queue, lease_seconds=LEASE_SECONDS)
-        pause.wait(random.uniform(0, 2 * WINDOW_SECONDS / JOBS))
+        pause.wait(random.uniform(0, 2 * window_seconds / wanted))
     late = []
     for job in held:
         ended = client.get(f"/v1/jobs/{job['id']}", params={"wait_seconds": 10}).json()

@@ -28,13 +28,15 @@ class Peer:
     workers: tuple[tuple[int, ...], ...]
     """Concurrency, and for some a batch size or the local queue's size."""
     for_latency: tuple[int, ...]
+    swept: tuple[tuple[int, ...], ...]
+    """What else `python -m benchmarks.peers` tries, to find the best."""
 
 
 PEERS = (
-    Peer("awa", "awa_peer.py", ((64,), (256,)), (64,)),
-    Peer("procrastinate", "procrastinate_peer.py", ((10,),), (10,)),
-    Peer("pg-boss", "pgboss.mjs", ((1, 500), (2, 1000)), (2, 100)),
-    Peer("graphile-worker", "graphile.mjs", ((10, 0), (50, 500)), (10, 0)),
+    Peer("awa", "awa_peer.py", ((64,), (256,), (1024,)), (64,), ((128,), (512,))),
+    Peer("procrastinate", "procrastinate_peer.py", ((10,),), (10,), ((1,), (50,))),
+    Peer("pg-boss", "pgboss.mjs", ((1, 500), (2, 1000)), (2, 100), ((1, 250), (1, 1000), (2, 500), (4, 500))),
+    Peer("graphile-worker", "graphile.mjs", ((10, 0), (50, 500)), (10, 0), ((10, 100), (24, 500), (50, 1000))),
 )
 
 
@@ -46,7 +48,7 @@ def install() -> None:
     if mark.exists() and mark.read_text() == wanted:
         return
     subprocess.run([sys.executable, "-m", "venv", "--clear", CACHE / "venv"], check=True)
-    pip = [CACHE / "venv/bin/python", "-m", "pip", "install", "--quiet", "-r", HERE / "requirements.txt"]
+    pip = [str(CACHE / "venv/bin/python"), "-m", "pip", "install", "--quiet", "-r", str(HERE / "requirements.txt")]
     subprocess.run(pip, check=True)
     shutil.copy(HERE / "package.json", CACHE / "package.json")
     npm = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--no-package-lock"]
@@ -63,9 +65,9 @@ def _command(peer: Peer, what: str, numbers: tuple[int, ...]) -> list[str]:
     return [*program, what, *map(str, numbers)]
 
 
-def start(peer: Peer, database: Database, what: str, *numbers: int) -> "subprocess.Popen[str]":
-    """A run that goes on."""
-    environment = {**os.environ, "BENCH_URL": database.url}
+def start(peer: Peer, database: Database, what: str, *numbers: int, padding: int = 0) -> "subprocess.Popen[str]":
+    """A run that goes on. Its jobs carry so many bytes more."""
+    environment = {**os.environ, "BENCH_URL": database.url, "BENCH_PADDING": str(padding)}
     return subprocess.Popen(
         _command(peer, what, numbers), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -76,7 +78,7 @@ def finish(process: "subprocess.Popen[str]") -> dict[str, Any]:
     output, errors = process.communicate(timeout=300)
     told = [line[2:] for line in output.splitlines() if line.startswith("@@")]
     if process.returncode != 0:
-        raise RuntimeError(f"{process.args} failed: {errors[-500:]}")
+        raise RuntimeError(f"{process.args!r} failed: {errors[-500:]}")
     return dict(json.loads(told[-1])) if told else {}
 
 

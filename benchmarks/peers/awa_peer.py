@@ -18,6 +18,7 @@ class Bench:
     email: str
     template: str
     t: float
+    padding: str = ""
 
 
 async def main(what: str, *numbers: int) -> None:

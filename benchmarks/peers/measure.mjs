@@ -2,7 +2,8 @@
 export const URL = process.env.BENCH_URL
 export const QUEUE = 'bench'
 export const now = () => (performance.timeOrigin + performance.now()) / 1000
-export const payload = (n) => ({ user_id: n, email: 'someone@example.com', template: 'welcome', t: now() })
+const padded = Number(process.env.BENCH_PADDING) ? { padding: 'x'.repeat(Number(process.env.BENCH_PADDING)) } : {}
+export const payload = (n) => ({ user_id: n, email: 'someone@example.com', template: 'welcome', t: now(), ...padded })
 export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms))
 export const tell = (figures) => console.log('@@' + JSON.stringify(figures))
 

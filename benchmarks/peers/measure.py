@@ -9,11 +9,13 @@ from typing import Any
 
 URL = os.environ["BENCH_URL"]
 QUEUE = "bench"
+PADDING = "x" * int(os.environ["BENCH_PADDING"])
 
 
 def payload(number: int) -> dict[str, Any]:
     """What every system's jobs carry; `t` is when the enqueue began."""
-    return {"user_id": number, "email": "someone@example.com", "template": "welcome", "t": time.time()}
+    padded = {"padding": PADDING} if PADDING else {}
+    return {"user_id": number, "email": "someone@example.com", "template": "welcome", "t": time.time(), **padded}
 
 
 def tell(**figures: Any) -> None:
