@@ -17,6 +17,7 @@ from app.errors import FieldError, Kind, Refusal, invalid
 from app.http import json
 from app.http.wire import in_utc
 from app.jobs.schemas import NewJob, Receipt
+from app.lifecycle import State
 
 _NEW_JOB = msgspec.json.Decoder(NewJob)
 _NO_ARGS = Raw(b"{}")
@@ -25,11 +26,12 @@ _ENSURE_QUEUES = """INSERT INTO towpath.queues (name)
 SELECT name FROM unnest(%(names)s::text[]) AS given(name)
 WHERE NOT EXISTS (SELECT FROM towpath.queues AS q WHERE q.name = given.name)
 ORDER BY name ON CONFLICT DO NOTHING"""
-# As one JSON text: the driver would take longer to read a row's two times than the rest of the flush.
-_INSERT = """SELECT json_agg(
-    json_build_array(r, n, state, run_at, max_attempts, created_at, inserted) ORDER BY r, n)::text
+# As one JSON text, which the driver need not take apart; and of each job only what the service does not know.
+_INSERT = """SELECT json_build_array(min(created_at),
+    json_agg(CASE WHEN inserted THEN max_attempts END ORDER BY r, n),
+    json_agg(CASE WHEN run_at > created_at THEN run_at END ORDER BY r, n))::text
 FROM towpath.insert_jobs(%(items)s::jsonb, %(keys)s::jsonb)"""
-_INSERTED = msgspec.json.Decoder(list[tuple[int, int, str, datetime, int, datetime, bool]])
+_INSERTED = msgspec.json.Decoder(tuple[datetime, list[int | None], list[datetime | None]])
 _REPLAY = "SELECT r, answer::text, differences FROM towpath.replay_answers(%(items)s::jsonb, %(keys)s::jsonb)"
 
 
@@ -129,34 +131,29 @@ class Enqueuer:
             rows += request.rows
             if request.key is not None:
                 keys.append({"r": r, "key": request.key, "batch": request.batch, "keep_seconds": request.keep_seconds})
-        sent = {(row.r, row.n): row for row in rows}
         parameters = {"items": msgspec.json.encode(rows).decode(), "keys": msgspec.json.encode(keys).decode()}
         async with self._database.hot.connection() as connection:
             await self._ensure_queues(connection, rows)
             told = await (await connection.execute(_INSERT, parameters)).fetchone()
             assert told
-            inserted = _INSERTED.decode(told[0])
+            now, max_attempts, due_later = _INSERTED.decode(told[0])
             answers: list[Enqueued | Exception | None] = [None] * len(requests)
             receipts: list[list[Receipt]] = [[] for _ in requests]
-            repeated = False
-            for r, n, state, run_at, max_attempts, created_at, is_new in inserted:
-                if not is_new:
-                    repeated = True
-                    continue
-                job = sent[r, n]
-                receipts[r].append(
-                    Receipt(
-                        id=job.id,
-                        queue=job.queue,
-                        kind=job.kind,
-                        state=state,
-                        priority=job.priority,
-                        run_at=run_at,
-                        max_attempts=max_attempts,
-                        created_at=created_at,
+            for row, attempts, later in zip(rows, max_attempts, due_later, strict=True):
+                if attempts is not None:
+                    receipts[row.r].append(
+                        Receipt(
+                            id=row.id,
+                            queue=row.queue,
+                            kind=row.kind,
+                            state=State.SCHEDULED if later else State.AVAILABLE,
+                            priority=row.priority,
+                            run_at=later or now,
+                            max_attempts=attempts,
+                            created_at=now,
+                        )
                     )
-                )
-            if repeated:
+            if not all(receipts):
                 for r, answer, differences in await (await connection.execute(_REPLAY, parameters)).fetchall():
                     if not receipts[r]:
                         answers[r] = _first_answer(answer, differences)
