@@ -47,7 +47,17 @@ def decode(body: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]", pointe
 
 def decode_envelope(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     """The body of a batch call, whose items are `msgspec.Raw`: each is to be decoded, and refused, by itself."""
-    _check_shape(body, _MAX_BODY_DEPTH, "")
+    _check_encoding(body)
+    return _typed(body, decoder, "")
+
+
+def decode_all(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+    """The body of a batch call with its items, looked at once for all of them; a bad one refuses all.
+
+    How deep the stored values are is for `check` to say, value by value.
+    """
+    _check_encoding(body)
+    _check_suspects(body, "")
     return _typed(body, decoder, "")
 
 
@@ -66,13 +76,17 @@ def _typed(raw: bytes, decoder: "msgspec.json.Decoder[T]", pointer: str) -> T:
 
 
 def _check_shape(raw: bytes, max_depth: int, pointer: str) -> None:
+    _check_encoding(raw)
+    if raw.count(b"[") + raw.count(b"{") > max_depth and _deeper(raw, max_depth):
+        raise invalid(FieldError(pointer, f"is nested deeper than {MAX_DEPTH}"))
+
+
+def _check_encoding(raw: bytes) -> None:
     if not raw.isascii():
         try:
             raw.decode()
         except UnicodeDecodeError as error:
             raise Refusal(Kind.MALFORMED, "malformed-json", f"The body is not UTF-8: {error.reason}.") from None
-    if raw.count(b"[") + raw.count(b"{") > max_depth and _deeper(raw, max_depth):
-        raise invalid(FieldError(pointer, f"is nested deeper than {MAX_DEPTH}"))
 
 
 def _check_suspects(raw: bytes, pointer: str) -> None:

@@ -77,6 +77,7 @@ class _Settlements(Body, kw_only=True):
 
 _BEATS = msgspec.json.Decoder(_Beats)
 _SETTLEMENTS = msgspec.json.Decoder(_Settlements)
+_SETTLE_MANY = msgspec.json.Decoder(SettleMany)
 
 
 def _work(call: Call) -> Work:
@@ -231,22 +232,20 @@ async def cancel(call: Call) -> Reply:
 async def settle_many(call: Call) -> Reply:
     """Report many outcomes, each answered by itself, and take the next jobs."""
     work = _work(call)
-    many = await call.envelope(_SETTLEMENTS, work.settings.max_batch_body_bytes)
-    outcomes: list[Outcome] = []
-    answers: list[tuple[UUID | None, Settled | Exception | None]] = []
-    for n, raw in enumerate(many.settlements):
-        job_id = None
-        try:
-            settlement = json.decode(raw, _SETTLEMENT, f"/settlements/{n}")
-            job_id = settlement.id
-            outcomes.append(_outcome(work, job_id, settlement, f"/settlements/{n}"))
-            answers.append((job_id, None))
-        except Refusal as refusal:
-            answers.append((job_id, refusal))
+    body = await call.raw_body(work.settings.max_batch_body_bytes)
+    many: SettleMany | _Settlements
+    job_ids: list[UUID | None]
+    refused: dict[int, Refusal] = {}
+    try:
+        many = json.decode_all(body, _SETTLE_MANY)
+        job_ids = [settlement.id for settlement in many.settlements]
+        outcomes = [_outcome(work, each.id, each, f"/settlements/{n}") for n, each in enumerate(many.settlements)]
+    except Refusal:
+        # Somewhere in it is something bad: each by itself, so that only the bad ones are refused.
+        many = envelope = json.decode_envelope(body, _SETTLEMENTS)
+        job_ids, outcomes, refused = _each_settlement(work, envelope.settlements)
     settled = iter(await work.settlements.submit_all(outcomes))
-    results = [
-        _result(n, job_id, next(settled) if answer is None else answer) for n, (job_id, answer) in enumerate(answers)
-    ]
+    results = [_result(n, job_id, refused[n] if n in refused else next(settled)) for n, job_id in enumerate(job_ids)]
     claimed, problem = None, None
     if many.claim:
         try:
@@ -257,6 +256,21 @@ async def settle_many(call: Call) -> Reply:
             # The outcomes are committed: they are told, whatever became of the claim.
             problem = Raw(answer_of(refusal)[1])
     return Reply(200, SettleManyAnswer(settlements=results, claim=claimed, claim_problem=problem))
+
+
+def _each_settlement(work: Work, settlements: list[Raw]) -> tuple[list[UUID | None], list[Outcome], dict[int, Refusal]]:
+    job_ids: list[UUID | None] = []
+    outcomes: list[Outcome] = []
+    refused: dict[int, Refusal] = {}
+    for n, raw in enumerate(settlements):
+        job_ids.append(None)
+        try:
+            settlement = json.decode(raw, _SETTLEMENT, f"/settlements/{n}")
+            job_ids[n] = settlement.id
+            outcomes.append(_outcome(work, settlement.id, settlement, f"/settlements/{n}"))
+        except Refusal as refusal:
+            refused[n] = refusal
+    return job_ids, outcomes, refused
 
 
 def _result(n: int, job_id: UUID | None, answer: Settled | Exception) -> SettlementResult:
