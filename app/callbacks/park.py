@@ -12,12 +12,12 @@ from psycopg.rows import namedtuple_row
 from app import lifecycle
 from app.callbacks.verbs import Answered, Verdict, failure, step_of, verdict
 from app.errors import Kind, Refusal
-from app.jobs.transition import ITEM_COLUMNS, Item, apply, lock_jobs
+from app.jobs.transition import Item, apply, given_items, lock_jobs
 
 # An answer that an earlier attempt got, and that is still with the job, may be parked on again.
 _PARKABLE = f"""SELECT i.n, j.state AS job_state, j.attempt, asked.wait_id, w.name, w.state, w.resolved_as,
     w.resolved_at::text, w.payload::text AS payload, w.encoding, w.content_type, w.event::text AS event
-FROM jsonb_to_recordset(%(items)s) AS i({ITEM_COLUMNS})
+FROM {given_items("n", "id", "lease_number", "wait_ids")}
 JOIN towpath.jobs AS j ON j.id = i.id AND j.lease_number = i.lease_number AND (j.state || '') = 'running'
 CROSS JOIN LATERAL unnest(i.wait_ids) WITH ORDINALITY AS asked(wait_id, place)
 LEFT JOIN towpath.waits AS w ON w.id = asked.wait_id AND w.job_id = j.id
@@ -90,21 +90,22 @@ async def park(connection: AsyncConnection[Any], items: list[Item]) -> dict[int,
             continue
         item.wait_name = ", ".join(row.name for row in rows)
         going[item.n] = says, arrived
+    ids = {item.n: item.id for item in items}
     for moved in await apply(connection, lifecycle.PARK, [item for item in items if item.n in going]):
         says, arrived = going[moved.n]
         if says is not Verdict.WAIT:
-            (moved,) = await _apply_early(connection, moved.n, moved.id, says, arrived)
-        answers[moved.n] = Parked(moved.id, moved.state, moved.attempt, says is Verdict.WAIT, arrived)
+            (moved,) = await _apply_early(connection, moved.n, ids[moved.n], says, arrived)
+        answers[moved.n] = Parked(UUID(ids[moved.n]), moved.state, moved.attempt, says is Verdict.WAIT, arrived)
     return answers
 
 
 async def _apply_early(
-    connection: AsyncConnection[Any], n: int, job_id: UUID, says: Verdict, arrived: tuple[Arrived, ...]
+    connection: AsyncConnection[Any], n: int, job_id: str, says: Verdict, arrived: tuple[Arrived, ...]
 ) -> list[Any]:
     verb = "fail" if says is Verdict.IMPOSSIBLE else says.value
     decisive = next(each for each in arrived if each.verb == verb)
     payload = msgspec.Raw((decisive.payload or "null").encode())
-    item = Item(n=n, id=str(job_id), payload=payload, error=failure(payload), wait_name=decisive.name)
+    item = Item(n=n, id=job_id, payload=payload, error=failure(payload), wait_name=decisive.name)
     return await apply(connection, step_of(verb, handler_attached=True), [item])
 
 

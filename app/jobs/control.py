@@ -64,7 +64,7 @@ async def control(database: Database, orders: list[Order]) -> list[Controlled | 
             ]
             for moved in await apply(connection, step, items):
                 answers[moved.n] = Controlled(
-                    id=moved.id, state=moved.state, attempt=moved.attempt, already_applied=False
+                    id=orders[moved.n].job_id, state=moved.state, attempt=moved.attempt, already_applied=False
                 )
         missed = [
             Question(n=n, id=str(order.job_id), step=order.step.name)

@@ -7,6 +7,7 @@ A statement takes `items`, a JSON array that names the jobs, and returns a row f
 that did not move is no error here: `diagnose` tells why.
 """
 
+import re
 from functools import cache
 from typing import Any, LiteralString
 
@@ -41,11 +42,26 @@ NOW_TEXT: LiteralString = """to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH2
 
 HELD = frozenset({State.RUNNING, State.WAITING_EXTERNAL})
 
-ITEM_COLUMNS = (
-    "n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb,"
-    " error jsonb, reason text, wait_ids uuid[], answers_needed smallint, attached boolean,"
-    " payload jsonb, wait_name text"
-)
+ITEM_COLUMNS: dict[str, LiteralString] = {
+    "n": "integer",
+    "id": "uuid",
+    "lease_number": "bigint",
+    "delay_seconds": "double precision",
+    "result": "jsonb",
+    "error": "jsonb",
+    "reason": "text",
+    "wait_ids": "uuid[]",
+    "answers_needed": "smallint",
+    "attached": "boolean",
+    "payload": "jsonb",
+    "wait_name": "text",
+    "step": "text",
+}
+
+
+def given_items(*columns: str) -> LiteralString:
+    """The parameter `items` as rows named `i`."""
+    return f"jsonb_to_recordset(%(items)s) AS i({', '.join(f'{each} {ITEM_COLUMNS[each]}' for each in columns)})"
 
 
 class Item(msgspec.Struct, omit_defaults=True):
@@ -69,7 +85,6 @@ class Moved(msgspec.Struct, frozen=True):
     """A job after its step; `run_at` only where it has to wait for it."""
 
     n: int
-    id: Any
     state: str
     attempt: int
     run_at: Any
@@ -78,7 +93,6 @@ class Moved(msgspec.Struct, frozen=True):
 @cache
 def statement(step: Step, picked: str | None = None) -> LiteralString:
     """The SQL of a step: for given items, or for what `picked` (a SELECT of id) finds and locks."""
-    items = picked or f"SELECT * FROM jsonb_to_recordset(%(items)s) AS given({ITEM_COLUMNS})"
     # `state || ''` keeps the planner from reading a partial index, full of dead entries under a held
     # snapshot, where the primary key is what it was given.
     sources = ", ".join(f"'{source}'" for source in sorted(step.sources))
@@ -86,9 +100,9 @@ def statement(step: Step, picked: str | None = None) -> LiteralString:
     if step.leased:
         guard += " AND j.lease_number = i.lease_number"
     assignments = ",\n        ".join(f"{column} = {value}" for column, value in _assignments(step).items())
-    hint = ""
-    if step.targets & {State.AVAILABLE}:
-        hint = ", hinted.told"
+    hint, hinted = "", ""
+    if State.AVAILABLE in step.targets:
+        hint, hinted = ", hinted.told", _HINTED
     elif step.targets & {State.RETRYABLE, State.SCHEDULED}:
         hint = ", CASE WHEN moved.state <> 'failed' THEN pg_notify('towpath', 'due')::text END"
     # Whoever answers a callback, or cancels, is not the worker that claimed the job last.
@@ -103,20 +117,43 @@ def statement(step: Step, picked: str | None = None) -> LiteralString:
         else ""
     )
     due = "moved.run_at" if step.targets & DUE_LATER else "NULL::timestamptz"
+    rest = f"""{logged}{hinted}
+SELECT {"NULL::integer" if picked else "moved.n"}, moved.state, moved.attempt, {due}{hint}
+FROM moved{" LEFT JOIN hinted USING (queue)" if hinted else ""}"""
+    # Each is read or carried along for each row: only those that the step uses.
+    known = ("i.n", "i.wait_name", *(f"j.{column}" for column in _MOVED_COLUMNS))
+    returned = ", ".join(column for column in known if _names(rest, column[2:]) and not (picked and column == "i.n"))
+    if picked:
+        given, returned = "picked", returned.replace("i.wait_name", "NULL::text AS wait_name")
+        before = f"picked AS MATERIALIZED (\n    {picked}\n), "
+    else:
+        used = (column for column in ITEM_COLUMNS if _names(f"{guard} {assignments} {returned}", f"i.{column}"))
+        given, before = given_items(*used), ""
     # Nothing in the text comes from a caller: it is built of this module's and the lifecycle's constants.
-    return f"""WITH picked AS MATERIALIZED (
-    {items}
-), moved AS (
+    return f"""WITH {before}moved AS (
     UPDATE towpath.jobs AS j SET
         {assignments}
-    FROM picked AS i
+    FROM {given}{" AS i" if picked else ""}
     WHERE {guard}
-    RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
-        j.cancel_reason, j.claim_order,
-        {"NULL::integer AS n, NULL::text AS wait_name" if picked else "i.n, i.wait_name"}
-){logged}{_HINTED if step.targets & {State.AVAILABLE} else ""}
-SELECT moved.n, moved.id, moved.state, moved.attempt, {due}{hint}
-FROM moved{" LEFT JOIN hinted USING (queue)" if step.targets & {State.AVAILABLE} else ""}"""
+    RETURNING {returned}
+){rest}"""
+
+
+_MOVED_COLUMNS = (
+    "id",
+    "queue",
+    "state",
+    "attempt",
+    "run_at",
+    "lease_number",
+    "worker",
+    "cancel_reason",
+    "claim_order",
+)
+
+
+def _names(sql: str, column: str) -> bool:
+    return re.search(rf"(?<!')\b{re.escape(column)}\b(?!')", sql) is not None
 
 
 # Once a queue, with the place of the first: claims need not look in front of it. Materialized, or it would be told
@@ -241,7 +278,7 @@ async def apply(connection: AsyncConnection[Any], step: Step, items: list[Item])
     # In id order: two sets that share jobs then lock them in the same order.
     items = sorted(items, key=lambda item: item.id)
     cursor = await connection.execute(statement(step), {"items": msgspec.json.encode(items).decode()})
-    return [Moved(*row[:5]) for row in await cursor.fetchall()]
+    return [Moved(*row[:4]) for row in await cursor.fetchall()]
 
 
 # Not EXISTS: PostgreSQL may answer that by a hash of the whole table, sequential scans off or not.
@@ -253,7 +290,7 @@ _DIAGNOSE = f"""SELECT i.n, j.state, j.attempt, j.lease_number, j.settled_as, j.
     j.result IS NOT DISTINCT FROM i.result AS same_result,
     j.waiting_on IS NULL OR j.waiting_on @> i.wait_ids AND j.waiting_on <@ i.wait_ids AS same_waits,
     j.lease_expires_at, now() AS now
-FROM jsonb_to_recordset(%(items)s) AS i({ITEM_COLUMNS}, step text)
+FROM {given_items("n", "id", "lease_number", "result", "wait_ids", "step")}
 LEFT JOIN towpath.jobs AS j ON j.id = i.id"""
 
 

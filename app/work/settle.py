@@ -6,7 +6,6 @@ the same report again, a lease that was lost, or a job that is not there.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -37,12 +36,12 @@ from app.work.schemas import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """A report as the step it asks for and what that step needs."""
 
     step: Step
     item: Item
+    job_id: UUID
 
     @property
     def weight(self) -> int:
@@ -55,29 +54,33 @@ def outcome(signer: Signer, job_id: UUID, report: Report, pointer: str = "") -> 
 
     Raises Refusal for fields that contradict each other; `pointer` is where the report is in its body.
     """
-    item = Item(n=0, id=str(job_id), lease_number=lease_number(signer, job_id, report.lease))
+    item = Item(n=0, id=job_id.hex, lease_number=lease_number(signer, job_id, report.lease))
+    return Outcome(_asked_for(item, report, pointer), item, job_id)
+
+
+def _asked_for(item: Item, report: Report, pointer: str) -> Step:
     match report:
         case Complete(result=result):
             item.result = None if result is UNSET else result
-            return Outcome(lifecycle.COMPLETE, item)
+            return lifecycle.COMPLETE
         case Retry(error=error, delay_seconds=delay):
             item.error, item.delay_seconds = _entry(error), delay
-            return Outcome(lifecycle.RETRY, item)
+            return lifecycle.RETRY
         case Snooze(delay_seconds=delay):
             item.delay_seconds = delay
-            return Outcome(lifecycle.SNOOZE, item)
+            return lifecycle.SNOOZE
         case Park(attached=attached):
             wait_ids, item.answers_needed = report.waits(pointer)
             item.wait_ids, item.attached = [str(wait_id) for wait_id in wait_ids], attached
-            return Outcome(lifecycle.PARK, item)
+            return lifecycle.PARK
         case Fail(error=error):
             item.error = _entry(error)
-            return Outcome(lifecycle.FAIL, item)
+            return lifecycle.FAIL
         case Release():
-            return Outcome(lifecycle.RELEASE, item)
+            return lifecycle.RELEASE
         case CancelOwn(reason=reason):
             item.reason = reason
-            return Outcome(lifecycle.CANCEL_OWN, item)
+            return lifecycle.CANCEL_OWN
 
 
 def _entry(error: WorkError) -> Raw:
@@ -86,7 +89,7 @@ def _entry(error: WorkError) -> Raw:
 
 def released(jobs: Sequence[ClaimedJob]) -> list[Outcome]:
     """Jobs that were claimed for somebody who has gone."""
-    return [Outcome(lifecycle.RELEASE, Item(n=0, id=str(job.id), lease_number=job.lease_number)) for job in jobs]
+    return [Outcome(lifecycle.RELEASE, Item(n=0, id=job.id.hex, lease_number=job.lease_number), job.id) for job in jobs]
 
 
 async def settle(database: Database, outcomes: list[Outcome]) -> list[Settled | Exception]:
@@ -98,27 +101,31 @@ async def settle(database: Database, outcomes: list[Outcome]) -> list[Settled | 
     if len(by_step) == 1 and lifecycle.PARK not in by_step:
         # One statement is its own transaction: a round trip instead of three.
         async with database.hot.connection() as connection:
-            answers = await _apply(connection, by_step)
+            answers = await _apply(connection, by_step, outcomes)
             return await _explained(connection, outcomes, answers)
     async with database.transaction() as connection:
-        answers = await _apply(connection, by_step)
+        answers = await _apply(connection, by_step, outcomes)
         return await _explained(connection, outcomes, answers)
 
 
-async def _apply(connection: AsyncConnection[Any], by_step: dict[Step, list[Item]]) -> dict[int, Settled | Exception]:
+async def _apply(
+    connection: AsyncConnection[Any], by_step: dict[Step, list[Item]], outcomes: list[Outcome]
+) -> dict[int, Settled | Exception]:
     answers: dict[int, Settled | Exception] = {}
     for step, items in by_step.items():
         if step is lifecycle.PARK:
             parked = await park(connection, items)
             answers |= {n: result if isinstance(result, Exception) else _parked(result) for n, result in parked.items()}
         else:
-            answers |= {moved.n: _settled(moved) for moved in await apply(connection, step, items)}
+            answers |= {
+                moved.n: _settled(outcomes[moved.n].job_id, moved) for moved in await apply(connection, step, items)
+            }
     return answers
 
 
-def _settled(moved: Moved) -> Settled:
+def _settled(job_id: UUID, moved: Moved) -> Settled:
     return Settled(
-        id=moved.id,
+        id=job_id,
         state=moved.state,
         attempt=moved.attempt,
         already_applied=False,

@@ -154,7 +154,7 @@ async def heartbeat_lost(database: Database, running: Running) -> None:
 @operation
 async def report_lost(database: Database, running: Running) -> None:
     item = Item(n=0, id=str(running.id), lease_number=7)
-    (answer,) = await settle(database, [Outcome(STEPS["complete"], item)])
+    (answer,) = await settle(database, [Outcome(STEPS["complete"], item, UUID(item.id))])
     assert isinstance(answer, Refusal)
 
 
@@ -184,7 +184,7 @@ async def parked(database: Database, running: Running, *waits: UUID) -> None:
     item = Item(n=0, id=str(running.id), lease_number=running.lease_number, attached=True, answers_needed=len(waits))
     item.wait_ids = [str(wait) for wait in waits]
     for _repeat in range(2):
-        (answer,) = await settle(database, [Outcome(STEPS["park"], item)])
+        (answer,) = await settle(database, [Outcome(STEPS["park"], item, UUID(item.id))])
         assert not isinstance(answer, Exception)
         assert answer.state == "waiting_external"
 

@@ -1,6 +1,4 @@
-WITH picked AS MATERIALIZED (
-    SELECT * FROM jsonb_to_recordset(%(items)s) AS given(n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb, error jsonb, reason text, wait_ids uuid[], answers_needed smallint, attached boolean, payload jsonb, wait_name text)
-), moved AS (
+WITH moved AS (
     UPDATE towpath.jobs AS j SET
         state = 'completed',
         settled_as = 'callback_complete',
@@ -10,14 +8,12 @@ WITH picked AS MATERIALIZED (
         answers_needed = NULL,
         finished_at = now(),
         result = i.payload
-    FROM picked AS i
+    FROM jsonb_to_recordset(%(items)s) AS i(n integer, id uuid, payload jsonb, wait_name text)
     WHERE j.id = i.id AND (j.state || '') IN ('waiting_external')
-    RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
-        j.cancel_reason, j.claim_order,
-        i.n, i.wait_name
+    RETURNING i.n, i.wait_name, j.id, j.state, j.attempt, j.lease_number, j.worker
 ), logged AS (
     INSERT INTO towpath.job_events (job_id, step, state, attempt, lease_number, worker, details)
     SELECT id, 'callback_complete', state, attempt, lease_number, NULL, jsonb_strip_nulls(jsonb_build_object('wait', wait_name)) FROM moved
 )
-SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz
+SELECT moved.n, moved.state, moved.attempt, NULL::timestamptz
 FROM moved

@@ -1,6 +1,4 @@
-WITH picked AS MATERIALIZED (
-    SELECT * FROM jsonb_to_recordset(%(items)s) AS given(n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb, error jsonb, reason text, wait_ids uuid[], answers_needed smallint, attached boolean, payload jsonb, wait_name text)
-), moved AS (
+WITH moved AS (
     UPDATE towpath.jobs AS j SET
         state = 'completed',
         settled_as = 'complete',
@@ -8,11 +6,9 @@ WITH picked AS MATERIALIZED (
         deadline_at = NULL,
         finished_at = now(),
         result = i.result
-    FROM picked AS i
+    FROM jsonb_to_recordset(%(items)s) AS i(n integer, id uuid, lease_number bigint, result jsonb)
     WHERE j.id = i.id AND (j.state || '') IN ('running') AND j.lease_number = i.lease_number
-    RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
-        j.cancel_reason, j.claim_order,
-        i.n, i.wait_name
+    RETURNING i.n, j.state, j.attempt
 )
-SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz
+SELECT moved.n, moved.state, moved.attempt, NULL::timestamptz
 FROM moved

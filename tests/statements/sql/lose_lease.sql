@@ -1,6 +1,4 @@
-WITH picked AS MATERIALIZED (
-    SELECT * FROM jsonb_to_recordset(%(items)s) AS given(n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb, error jsonb, reason text, wait_ids uuid[], answers_needed smallint, attached boolean, payload jsonb, wait_name text)
-), moved AS (
+WITH moved AS (
     UPDATE towpath.jobs AS j SET
         state = CASE WHEN j.attempt >= j.max_attempts THEN 'failed' ELSE 'retryable' END,
         settled_as = 'lose_lease',
@@ -12,14 +10,12 @@ WITH picked AS MATERIALIZED (
         errors = CASE WHEN jsonb_array_length(j.errors) >= 20 THEN j.errors - 0 ELSE coalesce(j.errors, '[]') END || jsonb_build_array(jsonb_build_object('kind', 'lease_expired', 'message', 'The worker stopped heartbeating.', 'attempt', j.attempt, 'at', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), 'worker', j.worker)),
         run_at = now() + coalesce(NULL, towpath.backoff_seconds(coalesce(j.backoff, (SELECT q.backoff FROM towpath.queues AS q WHERE q.name = j.queue)), j.attempt, j.id)) * interval '1 s',
         claim_order = now() + coalesce(NULL, towpath.backoff_seconds(coalesce(j.backoff, (SELECT q.backoff FROM towpath.queues AS q WHERE q.name = j.queue)), j.attempt, j.id)) * interval '1 s' + (j.claim_order - j.run_at)
-    FROM picked AS i
+    FROM jsonb_to_recordset(%(items)s) AS i(n integer, id uuid)
     WHERE j.id = i.id AND (j.state || '') IN ('running')
-    RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
-        j.cancel_reason, j.claim_order,
-        i.n, i.wait_name
+    RETURNING i.n, j.id, j.state, j.attempt, j.run_at, j.lease_number, j.worker
 ), logged AS (
     INSERT INTO towpath.job_events (job_id, step, state, attempt, lease_number, worker, details)
     SELECT id, 'lose_lease', state, attempt, lease_number, worker, CASE WHEN state <> 'failed' THEN jsonb_build_object('run_at', run_at) END FROM moved
 )
-SELECT moved.n, moved.id, moved.state, moved.attempt, moved.run_at, CASE WHEN moved.state <> 'failed' THEN pg_notify('towpath', 'due')::text END
+SELECT moved.n, moved.state, moved.attempt, moved.run_at, CASE WHEN moved.state <> 'failed' THEN pg_notify('towpath', 'due')::text END
 FROM moved

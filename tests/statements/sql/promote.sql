@@ -1,17 +1,13 @@
-WITH picked AS MATERIALIZED (
-    SELECT * FROM jsonb_to_recordset(%(items)s) AS given(n integer, id uuid, lease_number bigint, delay_seconds double precision, result jsonb, error jsonb, reason text, wait_ids uuid[], answers_needed smallint, attached boolean, payload jsonb, wait_name text)
-), moved AS (
+WITH moved AS (
     UPDATE towpath.jobs AS j SET
         state = 'available'
-    FROM picked AS i
+    FROM jsonb_to_recordset(%(items)s) AS i(n integer, id uuid)
     WHERE j.id = i.id AND (j.state || '') IN ('retryable', 'scheduled')
-    RETURNING j.id, j.queue, j.state, j.attempt, j.run_at, j.lease_number, j.lease_expires_at, j.worker,
-        j.cancel_reason, j.claim_order,
-        i.n, i.wait_name
+    RETURNING i.n, j.queue, j.state, j.attempt, j.claim_order
 ), hinted AS MATERIALIZED (
     SELECT queue, pg_notify('towpath', 'available ' || queue || ' '
         || (extract(epoch FROM min(claim_order)) * 1000000)::bigint)::text AS told
     FROM moved GROUP BY queue
 )
-SELECT moved.n, moved.id, moved.state, moved.attempt, NULL::timestamptz, hinted.told
+SELECT moved.n, moved.state, moved.attempt, NULL::timestamptz, hinted.told
 FROM moved LEFT JOIN hinted USING (queue)
