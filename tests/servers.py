@@ -15,7 +15,7 @@ import httpx
 import uvicorn
 from pydantic import SecretStr
 
-from app.cli.serve import DrainingProtocol
+from app.http.protocol import Protocol
 from app.main import create_app
 from app.settings import Settings
 
@@ -39,7 +39,7 @@ class ServiceThread:
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
             create_app(settings, maintenance=maintenance),
-            http=DrainingProtocol,
+            http=Protocol,
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=5,

@@ -10,10 +10,10 @@ import structlog
 import typer
 import uvicorn
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from app.database.migrations import WrongRevision, upgrade
+from app.http.protocol import Protocol
 from app.settings import Settings
 from app.telemetry import logging
 
@@ -28,17 +28,6 @@ def served_app() -> object:
     from app.main import create_app
 
     return create_app(maintenance=_NO_MAINTENANCE not in os.environ)
-
-
-class DrainingProtocol(HttpToolsProtocol):
-    """Answers the waiting polls when the server begins to stop, which waits for the longest of them otherwise."""
-
-    def shutdown(self) -> None:
-        """Called on every connection, in each process, before the server waits for its requests."""
-        runtime = self.app_state.get("runtime")
-        if runtime is not None:
-            runtime.drain()
-        super().shutdown()
 
 
 def serve(*, host: str, port: int, workers: int, embedded: bool, maintenance: bool) -> None:
@@ -70,7 +59,7 @@ def serve(*, host: str, port: int, workers: int, embedded: bool, maintenance: bo
             port=port,
             workers=workers,
             loop="uvloop",
-            http=DrainingProtocol,
+            http=Protocol,
             access_log=False,
             log_config=None,
             server_header=False,
