@@ -1,12 +1,14 @@
 """Group commit: requests of one kind that arrive while a flush is on its way share the next one.
 
 One flush is one transaction, so a hundred waiting requests cost one fsync. There is no timer: an idle service
-flushes a lone request at once. Every answer is given after the commit.
+flushes a lone request at once; where more waits than one flush takes, two are on their way. Every answer is given
+after the commit.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 import psycopg
@@ -22,6 +24,8 @@ Answer = TypeVar("Answer")
 
 # Connections for the items of a flush that met a locked row: few enough to leave some for everybody else.
 _STRAGGLERS = 2
+# A second flush keeps the database busy while the answers of the first are made; it pays only when it is full.
+_IN_FLIGHT = 2
 _DELAYS_WHEN_AWAY = (0.02, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -50,7 +54,7 @@ class Batcher(Generic[Item, Answer]):
         *,
         weigh: Callable[[Item], int] = lambda _: 0,
         max_items: int = 1000,
-        max_weight: int = 8_388_608,
+        max_weight: int = 262_144,
         max_queued: int = 20_000,
         deadline_seconds: float = 15.0,
     ) -> None:
@@ -63,8 +67,10 @@ class Batcher(Generic[Item, Answer]):
         self._deadline_seconds = deadline_seconds
         self._queue: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
         self._deadlines: deque[tuple[float, Sequence[asyncio.Future[Answer]]]] = deque()
+        # Asking which loop runs asks for the process's id, a system call.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._stragglers: set[asyncio.Task[None]] = set()
         self._straggling = asyncio.Semaphore(_STRAGGLERS)
 
@@ -97,7 +103,7 @@ class Batcher(Generic[Item, Answer]):
             raise Refusal(
                 Kind.OVERLOADED, "too-many-requests", "Too many requests wait for the database.", retry_after_seconds=1
             )
-        loop = asyncio.get_running_loop()
+        loop = self._loop = self._loop or asyncio.get_running_loop()
         futures: list[asyncio.Future[Answer]] = [loop.create_future() for _ in items]
         self._queue.extend(zip(items, futures, strict=True))
         if futures:
@@ -105,12 +111,13 @@ class Batcher(Generic[Item, Answer]):
             self._deadlines.append((loop.time() + self._deadline_seconds, futures))
             if self._alarm is None:
                 self._alarm = loop.call_later(self._deadline_seconds, self._give_up)
-        if self._queue and self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"flush {self.name}")
+        if self._queue and (not self._tasks or (len(self._tasks) < _IN_FLIGHT and self._is_full)):
+            self._tasks.add(asyncio.create_task(self._run(), name=f"flush {self.name}"))
         return futures
 
     def _give_up(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        assert loop
         while self._deadlines and self._deadlines[0][0] <= loop.time():
             for future in self._deadlines.popleft()[1]:
                 if not future.done():
@@ -118,9 +125,14 @@ class Batcher(Generic[Item, Answer]):
                     future.exception()  # told to the first that is awaited; the others need not be read
         self._alarm = loop.call_at(self._deadlines[0][0], self._give_up) if self._deadlines else None
 
+    @property
+    def _is_full(self) -> bool:
+        weights = accumulate(self._weigh(item) for item, _ in self._queue)
+        return len(self._queue) >= self._max_items or any(weight >= self._max_weight for weight in weights)
+
     async def drained(self) -> None:
         """Returns when all that was submitted has its answer."""
-        while tasks := self._stragglers | ({self._task} if self._task else set()):
+        while tasks := self._stragglers | self._tasks:
             await asyncio.wait(tasks)
 
     async def _run(self) -> None:
@@ -128,7 +140,8 @@ class Batcher(Generic[Item, Answer]):
             while self._queue:
                 await self._answer(self._next())
         finally:
-            self._task = None
+            # At once, not by a callback a turn later: who comes in between must start the next.
+            self._tasks.remove(asyncio.current_task())  # type: ignore[arg-type]
 
     def _next(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
         taken: list[tuple[Item, asyncio.Future[Answer]]] = []

@@ -188,6 +188,23 @@ class TestBounds:
 
         run(scenario)
 
+    @pytest.mark.parametrize(("waiting", "flushes"), [(3, 1), (4, 2), (9, 2)])
+    def test_a_second_flush_is_begun_only_when_it_is_full_and_no_third(
+        self, run: Run, waiting: int, flushes: int
+    ) -> None:
+        async def scenario(flush: Flush) -> None:
+            batcher = Batcher("test", flush, max_items=4)
+            flush.may_start.clear()
+            first = asyncio.create_task(batcher.submit("0"))
+            await flush.begun.wait()
+            others = [asyncio.create_task(batcher.submit(str(n))) for n in range(1, waiting + 1)]
+            await turns(5)
+            assert len(flush.batches) == flushes
+            flush.may_start.set()
+            assert await asyncio.gather(first, *others) == [f"stored {n}" for n in range(waiting + 1)]
+
+        run(scenario)
+
     def test_too_many_waiting_items_are_refused_with_when_to_come_back(self, run: Run) -> None:
         async def scenario(flush: Flush) -> None:
             batcher = Batcher("test", flush, max_queued=3)
