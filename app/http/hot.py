@@ -21,6 +21,7 @@ import msgspec
 from app.errors import Kind, Refusal, unknown_job
 from app.http import json
 from app.http.problems import MEDIA_TYPE, answer_to
+from app.http.protocol import Protocol
 from app.http.request_id import REQUEST_ID
 
 Message = MutableMapping[str, Any]
@@ -61,6 +62,12 @@ class Call(msgspec.Struct):
     def runtime(self) -> Any:
         """The process's long-lived objects, put there by the lifespan."""
         return self.scope["state"]["runtime"]
+
+    @property
+    def connection(self) -> Protocol:
+        """The client's connection, which tells when it is lost."""
+        connection: Protocol = self.scope["state"]["connection"]
+        return connection
 
     def header(self, name: bytes) -> str | None:
         """The first header of this (lower-case) name."""

@@ -1,17 +1,34 @@
-"""HTTP/1.1 as uvicorn speaks it, with two differences: answers leave whole, and a stopping server lets its polls go."""
+"""HTTP/1.1 as uvicorn speaks it, but answers leave whole, and polls hear when their client goes or the server ends."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection. A request finds it in its state, as `connection`."""
+
+    lost = False
+    when_lost: Callable[[], object] | None = None
+    """Called when the client goes away. To await that instead takes a task for each poll."""
 
     def connection_made(self, transport: Any) -> None:
         """A client has come."""
         super().connection_made(_Gathering(transport, self.loop))  # type: ignore[arg-type]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """A client has gone."""
+        super().connection_lost(exc)
+        self.lost = True
+        if self.when_lost:
+            self.when_lost()
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self.scope["state"]["connection"] = self
 
     def shutdown(self) -> None:
         """Called on every connection, in each process, before the server waits for its requests.

@@ -59,6 +59,11 @@ class Waiter:
         """Answered, timed out, or its client went away."""
         return self.jobs.done()
 
+    def end(self) -> None:
+        """Answer it with nothing, if it is not answered."""
+        if not self.gone:
+            self.jobs.set_result([])
+
 
 @dataclass(eq=False, slots=True)
 class Cursor:
@@ -204,8 +209,7 @@ class Dispatcher:
         self.draining = True
         for group in self._groups.values():
             for waiter in group.waiters:
-                if not waiter.gone:
-                    waiter.jobs.set_result([])
+                waiter.end()
 
     async def run(self) -> None:
         """The safety poll: for ever. It bounds what a lost notification can cost."""
@@ -327,8 +331,8 @@ class Dispatcher:
         left.discard(queue)
         if not left:
             del group.unlooked[waiter]
-            if not waiter.patient and not waiter.gone:
-                waiter.jobs.set_result([])
+            if not waiter.patient:
+                waiter.end()
 
     def _deal(self, group: Group, waiter: Waiter, jobs: list[ClaimedJob]) -> None:
         if not jobs:

@@ -1,6 +1,5 @@
 """A claim request from start to end: repeat, take, wait, give back what could not be delivered."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -10,7 +9,8 @@ from msgspec import Raw
 
 from app.database.engine import Database
 from app.errors import unavailable
-from app.http.hot import ClientGone, Receive
+from app.http.hot import ClientGone
+from app.http.protocol import Protocol
 from app.jobs.lease import lease_token
 from app.signing import Signer
 from app.work.claim import ClaimedJob, held
@@ -25,46 +25,56 @@ HEARTBEATS_PER_LEASE = 3
 
 
 async def poll(
-    database: Database, dispatcher: Dispatcher, signer: Signer, request: ClaimRequest, receive: Receive
+    database: Database, dispatcher: Dispatcher, signer: Signer, request: ClaimRequest, connection: Protocol
 ) -> ClaimAnswer:
     """Jobs as soon as there are some; none, and the reason, after `wait_seconds`.
 
-    A poll whose client goes away (`receive` tells) is given no job, and what was claimed for it meanwhile goes
+    A poll whose client goes away (`connection` tells) is given no job, and what was claimed for it meanwhile goes
     back without using an attempt: raises ClientGone. Raises Refusal when the database could not be asked.
     """
     claim_id = request.claim_id or UUID(bytes=uuid_utils.uuid7().bytes)
     if request.claim_id:
-        async with database.hot.connection() as connection:
-            again = await held(connection, request.queues, [claim_id])
+        async with database.hot.connection() as asking:
+            again = await held(asking, request.queues, [claim_id])
         if again:
             return _answer(signer, claim_id, again)
     if dispatcher.draining:
         return _none(claim_id, "draining")
 
+    loop = connection.loop
     waiter = Waiter(
         claim_id=claim_id,
         worker=request.worker,
         limit=request.limit,
         lease_seconds=request.lease_seconds,
-        jobs=asyncio.get_running_loop().create_future(),
+        jobs=loop.create_future(),
     )
+    if connection.lost:
+        raise ClientGone
     group = dispatcher.enter(tuple(dict.fromkeys(request.queues)), tuple(sorted(set(request.kinds))), waiter)
-    leaving = asyncio.ensure_future(_client_gone(receive))
-    either: set[asyncio.Future[Any]] = {waiter.jobs, leaving}
+
+    def time_is_up() -> None:
+        if dispatcher.settle_for_a_look(group, waiter):
+            loop.call_later(_LOOK_SECONDS, waiter.end)
+        else:
+            waiter.end()
+
+    timer = loop.call_later(request.wait_seconds, time_is_up)
+    connection.when_lost = waiter.end
+    kept = 0
     try:
-        await asyncio.wait(either, timeout=request.wait_seconds, return_when=asyncio.FIRST_COMPLETED)
-        if not waiter.gone and dispatcher.settle_for_a_look(group, waiter):
-            await asyncio.wait(either, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        jobs = await waiter.jobs
+        if not connection.lost:
+            kept = _fitting(jobs, request.max_bytes)
     finally:
         # Also when this task is cancelled: whatever was dealt to it must not wait for its lease to expire.
-        jobs = waiter.jobs.result() if waiter.gone else []
+        timer.cancel()
+        connection.when_lost = None
         looked = dispatcher.leave(group, waiter)
-        gone = leaving.done()
-        leaving.cancel()
-        kept = 0 if gone else _fitting(jobs, request.max_bytes)
-        if jobs[kept:]:
-            dispatcher.give_back(jobs[kept:])
-    if gone:
+        undelivered = [] if waiter.jobs.cancelled() else waiter.jobs.result()[kept:]
+        if undelivered:
+            dispatcher.give_back(undelivered)
+    if connection.lost:
         raise ClientGone
     if kept:
         return _answer(signer, claim_id, jobs[:kept])
@@ -73,11 +83,6 @@ async def poll(
     if not looked:
         raise unavailable("The database could not be asked for jobs.")
     return _none(claim_id, "paused" if group.paused.issuperset(group.queues) else "empty")
-
-
-async def _client_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _fitting(jobs: Sequence[ClaimedJob], max_bytes: int) -> int:

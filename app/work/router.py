@@ -93,7 +93,7 @@ async def claim(call: Call) -> Reply:
 
 
 async def _poll(work: Work, request: ClaimRequest, call: Call) -> ClaimAnswer:
-    return await poll(work.database, work.dispatcher, work.signer, request, call.receive)
+    return await poll(work.database, work.dispatcher, work.signer, request, call.connection)
 
 
 async def heartbeat(call: Call) -> Reply:
