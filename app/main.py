@@ -1,5 +1,6 @@
 """The whole edge on a page: routers, hot routes, middleware, error handlers, lifespan."""
 
+import gc
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -66,6 +67,10 @@ def create_app(settings: Settings | None = None, *, maintenance: bool = True) ->
         require_current_revision(settings.database_url)
         signer = claim_signing_keys(settings)
         async with running.opened(settings, signer, vault_of(settings), maintenance=maintenance) as runtime:
+            # What was made at start-up lives as long as the process. Going through it again and again for garbage
+            # stopped everything for 60 ms, several times a second under load.
+            gc.collect()
+            gc.freeze()
             structlog.get_logger(__name__).info("serving", version=__version__, maintenance=maintenance)
             yield {
                 "runtime": runtime,
