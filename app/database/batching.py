@@ -8,7 +8,6 @@ after the commit.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import accumulate
 from typing import Generic, TypeVar
 
 import psycopg
@@ -65,7 +64,8 @@ class Batcher(Generic[Item, Answer]):
         self._max_weight = max_weight
         self._max_queued = max_queued
         self._deadline_seconds = deadline_seconds
-        self._queue: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
+        self._queue: deque[tuple[Item, int, asyncio.Future[Answer]]] = deque()
+        self._weight = 0
         self._deadlines: deque[tuple[float, Sequence[asyncio.Future[Answer]]]] = deque()
         # Asking which loop runs asks for the process's id, a system call.
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -105,7 +105,10 @@ class Batcher(Generic[Item, Answer]):
             )
         loop = self._loop = self._loop or asyncio.get_running_loop()
         futures: list[asyncio.Future[Answer]] = [loop.create_future() for _ in items]
-        self._queue.extend(zip(items, futures, strict=True))
+        for item, future in zip(items, futures, strict=True):
+            weight = self._weigh(item)
+            self._weight += weight
+            self._queue.append((item, weight, future))
         if futures:
             # One timer for all that wait, not one for each: a timer costs more than the rest of this.
             self._deadlines.append((loop.time() + self._deadline_seconds, futures))
@@ -127,8 +130,7 @@ class Batcher(Generic[Item, Answer]):
 
     @property
     def _is_full(self) -> bool:
-        weights = accumulate(self._weigh(item) for item, _ in self._queue)
-        return len(self._queue) >= self._max_items or any(weight >= self._max_weight for weight in weights)
+        return len(self._queue) >= self._max_items or self._weight >= self._max_weight
 
     async def drained(self) -> None:
         """Returns when all that was submitted has its answer."""
@@ -145,12 +147,15 @@ class Batcher(Generic[Item, Answer]):
 
     def _next(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
         taken: list[tuple[Item, asyncio.Future[Answer]]] = []
-        weight = 0
+        room = self._max_weight
         while self._queue and len(taken) < self._max_items:
-            weight += self._weigh(self._queue[0][0])
-            if taken and weight > self._max_weight:
+            item, weight, future = self._queue[0]
+            if taken and weight > room:
                 break
-            taken.append(self._queue.popleft())
+            self._queue.popleft()
+            self._weight -= weight
+            room -= weight
+            taken.append((item, future))
         return taken
 
     async def _answer(self, taken: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
