@@ -90,23 +90,25 @@ class Maintenance:
     async def _run(self, sweep: Sweep) -> None:
         excluded: list[Any] = []
         forgive_at = 0.0
-        limit = self._settings.sweep_batch
+        most = limit = min(self._settings.sweep_batch, sweep.most)
         self._last_pass[sweep.name] = time.monotonic()
         while True:
             if time.monotonic() > forgive_at:
                 excluded, forgive_at = [], time.monotonic() + _FORGIVE_SECONDS
             wake = self._wake[sweep.name]
             wake.clear()
+            began = time.monotonic()
             try:
                 count = await self._pass(sweep, limit, excluded)
-                self._last_pass[sweep.name] = time.monotonic()
+                self._last_pass[sweep.name] = ended = time.monotonic()
                 if count:
                     log.info("swept", sweep=sweep.name, rows=count)
                 if count >= limit:
                     # Back to full batches: one bad row must not leave the rest to go one by one.
-                    limit = min(limit * 2, self._settings.sweep_batch)
+                    limit = min(limit * 2, most)
+                    await asyncio.sleep((ended - began) * (1 / sweep.share - 1))
                     continue
-                limit = self._settings.sweep_batch
+                limit = most
                 sleep = await self._until_due(sweep, _SHORTEST_SLEEP if count else _SLEEP_BEHIND_OTHERS)
             except psycopg.OperationalError as error:
                 log.warning("sweep will run again", sweep=sweep.name, error=type(error).__name__)

@@ -18,6 +18,9 @@ class Sweep:
 
     `pick` finds the rows that it would change (the same parameters), so that a row which makes a batch fail
     can be found and left out. `next_due` gives the seconds until something is due, or nothing.
+
+    While its batches are full it runs for this `share` of the time: one that can wait leaves the rest to live jobs. A
+    batch has `most` rows at most, whatever the setting.
     """
 
     name: str
@@ -25,6 +28,8 @@ class Sweep:
     pick: LiteralString
     interval_seconds: float
     next_due: LiteralString | None = None
+    share: float = 1.0
+    most: int = 1_000_000
 
 
 def transition_sweep(

@@ -1,13 +1,18 @@
 """What happens without being asked: in time, never early, in batches, once, and in spite of whatever is in the way."""
 
+import asyncio
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import Any
 
 import psycopg
 import pytest
 
+from app.maintenance.loop import Maintenance
+from app.maintenance.sweep import Sweep
 from app.settings import Settings
 from tests.build import JSON, Api, client_of, move, ok, problem
 from tests.servers import ServiceThread
@@ -347,6 +352,27 @@ def test_a_sweep_goes_on_batch_after_batch(no_service: Any) -> None:
         # The next pass would come after ten minutes.
         eventually(lambda: count(db, api.queue, "available") == count(db, api.queue, "retryable") == 95)
         eventually(lambda: count(db, api.queue, "completed") == 0)
+
+
+def test_what_can_wait_goes_in_short_batches_and_leaves_the_rest_of_the_time_to_others(no_service: Any) -> None:
+    own, _, _ = no_service(sweep_batch=16)
+    asked: list[int] = []
+    begun: list[float] = []
+
+    async def full_batch(connection: Any, limit: int, _: list[Any]) -> int:
+        await connection.execute("SELECT pg_sleep(0.02)")
+        asked.append(limit)
+        begun.append(time.monotonic())
+        return limit
+
+    async def sweep_for_a_while() -> None:
+        async with Maintenance(own, [Sweep("test", full_batch, "SELECT", 600, share=0.25, most=5)]).running():
+            while len(asked) < 4:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(sweep_for_a_while())
+    assert set(asked) == {5}
+    assert min(later - sooner for sooner, later in pairwise(begun)) >= 0.08
 
 
 def test_one_bad_row_neither_stops_a_sweep_nor_slows_it(no_service: Any) -> None:
