@@ -358,17 +358,19 @@ def test_what_can_wait_goes_in_short_batches_and_leaves_the_rest_of_the_time_to_
     own, _, _ = no_service(sweep_batch=16)
     asked: list[int] = []
     begun: list[float] = []
+    enough = asyncio.Event()
 
     async def full_batch(connection: Any, limit: int, _: list[Any]) -> int:
         await connection.execute("SELECT pg_sleep(0.02)")
         asked.append(limit)
         begun.append(time.monotonic())
+        if len(begun) == 4:
+            enough.set()
         return limit
 
     async def sweep_for_a_while() -> None:
         async with Maintenance(own, [Sweep("test", full_batch, "SELECT", 600, share=0.25, most=5)]).running():
-            while len(asked) < 4:
-                await asyncio.sleep(0.01)
+            await enough.wait()
 
     asyncio.run(sweep_for_a_while())
     assert set(asked) == {5}
